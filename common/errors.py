@@ -1,0 +1,154 @@
+"""Every error a caller can meet.
+
+TgqError
+├── InvalidRequest            422  validation
+│   └── NotSupportedYet       422  validation
+├── MalformedBody             400  validation
+├── UnsupportedMediaType      415  validation
+├── PayloadTooLarge           413  validation
+├── Unauthorized              401  unauthorized
+├── RouteNotFound             404  not_found
+├── MethodNotAllowed          405  method_not_allowed
+├── Overloaded                429  overloaded
+├── GenerationFailed          424  generation
+├── IncompleteGeneration      500  incomplete_generation
+├── DeadlineExceeded          504  timeout
+├── Unhealthy                 503  healthcheck
+└── ServiceUnavailable        503  unavailable
+
+`status` is the HTTP status, `error_type` the machine word that native TGI clients switch on and that crosses Redis.
+"""
+
+from __future__ import annotations
+
+
+class TgqError(Exception):
+    """Something went wrong inside the service."""
+
+    status = 500
+    error_type = "internal"
+
+    def __init__(self, message: str | None = None, *, retry_after: int | None = None) -> None:
+        self.message = message if message is not None else (type(self).__doc__ or "").strip().rstrip(".")
+        self.retry_after = retry_after
+        """Whole seconds after which a retry makes sense (the `Retry-After` header), if known."""
+        super().__init__(self.message)
+
+
+class InvalidRequest(TgqError):
+    """The request breaks a rule; nothing was queued. The message says which field and which limit."""
+
+    status = 422
+    error_type = "validation"
+
+    def __init__(self, reason: str) -> None:
+        # TGI's clients and tests match on this prefix.
+        super().__init__(f"Input validation error: {reason}")
+
+
+class NotSupportedYet(InvalidRequest):
+    """A parameter of the contract that this version does not carry out: refused, never ignored."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(f"`{field}` is not supported yet")
+
+
+class MalformedBody(TgqError):
+    """The body is not JSON."""
+
+    status = 400
+    error_type = "validation"
+
+
+class UnsupportedMediaType(TgqError):
+    """Expected request with `Content-Type: application/json`."""
+
+    status = 415
+    error_type = "validation"
+
+
+class PayloadTooLarge(TgqError):
+    """The body is larger than this server takes."""
+
+    status = 413
+    error_type = "validation"
+
+
+class Unauthorized(TgqError):
+    """A valid bearer key is required."""
+
+    status = 401
+    error_type = "unauthorized"
+
+
+class RouteNotFound(TgqError):
+    """There is nothing at this path."""
+
+    status = 404
+    error_type = "not_found"
+
+
+class MethodNotAllowed(TgqError):
+    """This path does not take that method."""
+
+    status = 405
+    error_type = "method_not_allowed"
+
+
+class Overloaded(TgqError):
+    """Model is overloaded."""
+
+    status = 429
+    error_type = "overloaded"
+
+
+class GenerationFailed(TgqError):
+    """The worker failed while it generated."""
+
+    status = 424
+    error_type = "generation"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Request failed during generation: {reason}")
+
+
+class IncompleteGeneration(TgqError):
+    """Incomplete generation."""
+
+    status = 500
+    error_type = "incomplete_generation"
+
+
+class DeadlineExceeded(TgqError):
+    """The request's time was over before it was finished."""
+
+    status = 504
+    error_type = "timeout"
+
+
+class Unhealthy(TgqError):
+    """unhealthy."""
+
+    status = 503
+    error_type = "healthcheck"
+
+
+class ServiceUnavailable(TgqError):
+    """The service cannot take requests right now."""
+
+    status = 503
+    error_type = "unavailable"
+
+
+_FROM_WORKER: dict[str, type[TgqError]] = {
+    cls.error_type: cls
+    for cls in (InvalidRequest, Overloaded, GenerationFailed, IncompleteGeneration, DeadlineExceeded, ServiceUnavailable)
+}
+
+
+def error_from_worker(error_type: str, message: str) -> TgqError:
+    """The exception for a `Failed` frame: its class by `error_type`, its message as the worker wrote it."""
+    cls = _FROM_WORKER.get(error_type, TgqError)
+    error = cls.__new__(cls)
+    TgqError.__init__(error, message)
+    return error

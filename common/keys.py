@@ -1,0 +1,97 @@
+"""Every Redis name of the service: who writes it, who reads it, when it goes.
+
+| name                          | type    | written by             | read by                | expires                      |
+|-------------------------------|---------|------------------------|------------------------|------------------------------|
+| {p}:queue:{model}:{class}     | list    | submitters, reaper     | workers                | when empty                   |
+| {p}:unacked:{worker}          | hash    | worker                 | worker, reaper         | empty on exit, reaper        |
+| {p}:unacked_index:{worker}    | zset    | worker                 | worker, reaper         | empty on exit, reaper        |
+| {p}:inflight:{worker}         | list    | worker                 | worker, reaper         | empty on exit, reaper        |
+| {p}:workers                   | zset    | worker heartbeat       | web, reaper, `tgq ps`  | entry: on exit or by reaper  |
+| {p}:worker:{worker}           | string  | worker heartbeat       | web, `tgq ps`          | WORKER_RECORD_SECONDS        |
+| {p}:attempts:{request}        | string  | reaper, dispatch       | reaper                 | ATTEMPTS_SECONDS             |
+| {p}:cancelled:{request}       | string  | submitters             | workers                | CANCELLED_SECONDS            |
+| {p}:admission                 | hash    | web (admission script) | web                    | process: by its lease        |
+| {p}:admission_leases          | zset    | web (admission script) | web                    | entry: when its lease is out |
+| {p}:reply:{process}           | channel | workers (StepFrames)   | one web process        | -                            |
+| {p}:control                   | channel | submitters (Control)   | all workers            | -                            |
+| {p}:control:{worker}          | channel | submitters (Control)   | one worker             | -                            |
+| {p}:dead                      | list    | reaper                 | people                 | trimmed to DEAD_JOBS_KEPT    |
+
+Celery's own names (`_kombu.binding.*`, `*.pidbox`) are beside these. Prompts and answers are only in the queue, the
+unacked hash and on the channels; `{p}:dead` keeps headers, not bodies.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from common.wire import JobClass
+
+WORKER_RECORD_SECONDS = 15
+ATTEMPTS_SECONDS = 3600
+CANCELLED_SECONDS = 3600
+DEAD_JOBS_KEPT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Redis names under one prefix (setting `TGQ_KEY_PREFIX`)."""
+
+    prefix: str = "tgq"
+
+    def queue(self, model: str, job_class: JobClass) -> str:
+        return f"{self.prefix}:queue:{model_slug(model)}:{job_class}"
+
+    def unacked(self, worker: str) -> str:
+        return f"{self.prefix}:unacked:{worker}"
+
+    def unacked_index(self, worker: str) -> str:
+        return f"{self.prefix}:unacked_index:{worker}"
+
+    def unacked_mutex(self, worker: str) -> str:
+        """Lock kombu insists on having a name for; never contended, every worker has its own."""
+        return f"{self.prefix}:unacked_mutex:{worker}"
+
+    def inflight(self, worker: str) -> str:
+        return f"{self.prefix}:inflight:{worker}"
+
+    @property
+    def workers(self) -> str:
+        return f"{self.prefix}:workers"
+
+    def worker(self, worker: str) -> str:
+        return f"{self.prefix}:worker:{worker}"
+
+    def attempts(self, request: str) -> str:
+        return f"{self.prefix}:attempts:{request}"
+
+    def cancelled(self, request: str) -> str:
+        return f"{self.prefix}:cancelled:{request}"
+
+    @property
+    def admission(self) -> str:
+        return f"{self.prefix}:admission"
+
+    @property
+    def admission_leases(self) -> str:
+        return f"{self.prefix}:admission_leases"
+
+    def reply(self, process: str) -> str:
+        return f"{self.prefix}:reply:{process}"
+
+    @property
+    def control(self) -> str:
+        return f"{self.prefix}:control"
+
+    def control_of(self, worker: str) -> str:
+        return f"{self.prefix}:control:{worker}"
+
+    @property
+    def dead(self) -> str:
+        return f"{self.prefix}:dead"
+
+
+def model_slug(model: str) -> str:
+    """A model's name as part of a key: letters, digits, `.`, `_`, `-`; everything else becomes `-`."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-") or "model"

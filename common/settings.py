@@ -1,0 +1,168 @@
+"""Every setting of the service, in one class.
+
+Settings that TGI has keep TGI's variable names (`MODEL_ID`, `MAX_TOTAL_TOKENS`, ...); ours start with `TGQ_`. Values come
+from keyword arguments (command-line flags), then the environment, then the defaults here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from typing_extensions import Annotated
+
+DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+SCRIPTED_MODEL = "scripted"
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+
+
+def _ours(name: str) -> AliasChoices:
+    return AliasChoices(f"TGQ_{name.upper()}")
+
+
+class Settings(BaseSettings):
+    """The service's settings. An environment variable that is set but empty counts as not set."""
+
+    model_config = SettingsConfigDict(env_ignore_empty=True, populate_by_name=True, extra="ignore", frozen=True)
+
+    # -- the model
+    model_id: str = DEFAULT_MODEL
+    """A hub id, a local folder, or `scripted` (a model without weights, for tests)."""
+    revision: str | None = None
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    trust_remote_code: bool = False
+    huggingface_hub_cache: Path | None = None
+
+    # -- limits of one request
+    max_input_tokens: int | None = Field(None, ge=1, validation_alias=AliasChoices("MAX_INPUT_TOKENS", "MAX_INPUT_LENGTH"))
+    """Longest prompt. Default: one less than `max_total_tokens`."""
+    max_total_tokens: int | None = Field(None, ge=2)
+    """Longest prompt plus answer. Default: the model's context, at most 4096."""
+    default_max_new_tokens: int = Field(100, ge=1, validation_alias=_ours("default_max_new_tokens"))
+    """`max_new_tokens` when a native request names none (100 up to TGI 2.4)."""
+    max_best_of: int = Field(2, ge=1)
+    max_stop_sequences: int = Field(4, ge=0)
+    max_top_n_tokens: int = Field(5, ge=0)
+    max_client_batch_size: int = Field(4, ge=1)
+    payload_limit: int = Field(2_000_000, ge=1)
+    """Bytes of a request body at most."""
+    validation_workers: int = Field(2, ge=1)
+    """Threads that validate and tokenize, per web process."""
+
+    # -- admission
+    max_concurrent_requests: int = Field(128, ge=1)
+    """Sequences admitted at once over all web processes; above it requests are refused with 429."""
+    lease_seconds: float = Field(5.0, gt=0, validation_alias=_ours("lease_seconds"))
+    """Permits of a web process that stops renewing its lease are free after this time."""
+
+    # -- batching
+    max_batch_size: int | None = Field(None, ge=1)
+    """Sequences an engine runs at once. Default: 64 on CPU, 256 on CUDA."""
+    max_batch_total_tokens: int | None = Field(None, ge=1)
+    """KV-cache tokens of an engine. Default: from the memory there is."""
+    max_batch_prefill_tokens: int | None = Field(None, ge=1)
+    """Prompt tokens computed in one step at most. Default: 128 on CPU, 4096 on CUDA."""
+    waiting_served_ratio: float = 0.3
+    """Reported by `/info`; has no effect, as in TGI 3: prefill is chunked and mixed with decode."""
+    max_waiting_tokens: int = 20
+    """Reported by `/info`; has no effect, as in TGI 3."""
+    batch_reserve: int = Field(2, ge=0, validation_alias=_ours("batch_reserve"))
+    """Slots of a worker that `batch` jobs may not take."""
+
+    # -- web
+    hostname: str = "0.0.0.0"
+    port: int = Field(3000, ge=0, le=65535)
+    web_concurrency: int = Field(1, ge=1)
+    """Web processes."""
+    cors_allow_origin: Annotated[list[str], NoDecode] = []
+    """Origins browsers may call from, separated by commas; none means any."""
+    api_key: SecretStr | None = None
+    """When set, generation routes want `Authorization: Bearer <key>`."""
+    keepalive_seconds: float = Field(15.0, ge=0, validation_alias=_ours("keepalive_seconds"))
+    """A comment is sent on a stream that was silent this long; 0 sends none."""
+    graceful_termination_timeout: float = Field(90.0, ge=0)
+    """Seconds running requests have to end once the service is told to stop."""
+
+    # -- time limits of a request
+    queue_timeout: float = Field(300.0, gt=0, validation_alias=_ours("queue_timeout"))
+    """Seconds a request may wait until a worker accepts it."""
+    stall_timeout: float = Field(60.0, gt=0, validation_alias=_ours("stall_timeout"))
+    """Seconds an accepted request may be silent before it ends with an error."""
+
+    # -- Redis
+    redis_url: str | None = Field(None, validation_alias=AliasChoices("REDIS_URL", "TGQ_REDIS_URL"))
+    """Redis or Valkey. `tgq serve` starts an embedded server when this is not set."""
+    redis_timeout: float = Field(2.0, gt=0, validation_alias=_ours("redis_timeout"))
+    """Seconds any single Redis command may take before it counts as failed."""
+    redis_connect_timeout: float = Field(1.0, gt=0, validation_alias=_ours("redis_connect_timeout"))
+    key_prefix: str = Field("tgq", pattern=r"^[A-Za-z0-9_-]+$", validation_alias=_ours("key_prefix"))
+    queue_limit: int = Field(10_000, ge=1, validation_alias=_ours("queue_limit"))
+    """Jobs one queue may hold; above it requests are refused with 429."""
+
+    # -- workers
+    workers: int = Field(1, ge=1, validation_alias=_ours("workers"))
+    """Workers that `tgq serve` starts."""
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", validation_alias=_ours("device"))
+    cuda_memory_fraction: float = Field(1.0, gt=0, le=1)
+    engine_threads: int | None = Field(None, ge=1, validation_alias=_ours("engine_threads"))
+    """Threads of the CPU engine. Default: the cores divided by the workers, less one core for the rest."""
+    heartbeat_seconds: float = Field(1.0, gt=0, validation_alias=_ours("heartbeat_seconds"))
+    worker_dead_after: float = Field(10.0, gt=0, validation_alias=_ours("worker_dead_after"))
+    """Seconds without a heartbeat after which a worker's pulled jobs go back to the queue."""
+    max_attempts: int = Field(3, ge=1, validation_alias=_ours("max_attempts"))
+    """Times a job is handed to a worker before it is given up as poisonous."""
+    engine_stall_timeout: float = Field(120.0, gt=0, validation_alias=_ours("engine_stall_timeout"))
+    """Seconds an engine with running requests may go without finishing a step before it is killed and restarted."""
+    engine_target: str = Field("workers.engine.main:run", validation_alias=_ours("engine_target"))
+    """Function the engine process runs, as `module:function`; benchmarks and tests put their own here."""
+    cache_dir: Path = Field(
+        default_factory=lambda: Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tgq",
+        validation_alias=_ours("cache_dir"),
+    )
+    """Where the converted default model is kept."""
+
+    # -- logs
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    json_output: bool = False
+    """Log JSON even on a terminal."""
+
+    @field_validator("hostname", mode="before")
+    @classmethod
+    def _ignore_container_names(cls, value: Any) -> Any:
+        # Docker and Kubernetes set HOSTNAME to the container's name, which is no address to listen on.
+        if value == "localhost":
+            return value
+        try:
+            ipaddress.ip_address(str(value))
+        except ValueError:
+            return "0.0.0.0"
+        return value
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _lower(cls, value: Any) -> Any:
+        return value.lower() if isinstance(value, str) else value
+
+    @field_validator("cors_allow_origin", mode="before")
+    @classmethod
+    def _split_origins(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return [origin.strip() for origin in value.split(",") if origin.strip()]
+        return value
+
+    @model_validator(mode="after")
+    def _limits_fit(self) -> Settings:
+        if self.max_input_tokens and self.max_total_tokens and self.max_input_tokens >= self.max_total_tokens:
+            raise ValueError(
+                f"MAX_INPUT_TOKENS ({self.max_input_tokens}) must be less than MAX_TOTAL_TOKENS ({self.max_total_tokens})"
+            )
+        return self
+
+    @property
+    def broker_url(self) -> str:
+        """The Redis to use when none is embedded."""
+        return self.redis_url or DEFAULT_REDIS_URL

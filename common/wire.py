@@ -1,0 +1,290 @@
+"""Every message that crosses Redis or the pipe to the engine, in the order a request meets them.
+
+    web process ── Job (a Celery message) ──────────────▶ queue ─▶ worker ── Job (pipe) ──▶ engine process
+    web process ◀── StepFrames (pub/sub, msgpack) ─────── worker ◀── EngineOutput (pipe, msgpack) ── engine process
+    web process ── Cancel | Resend | Release (pub/sub) ─▶ worker ── CancelJobs (pipe) ──▶ engine process
+    worker ── WorkerRecord (key with expiry, JSON) ─────▶ everyone who wants to know
+
+A request is the same request whoever runs it: frames carry `(request, attempt, sequence)`. `sequence` counts the frames
+of one attempt from 0 without a gap; a frame of an older attempt is stale and dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from common.parameters import GenerationParameters
+
+WIRE_VERSION = 1
+"""Raised when a message changes in a way an older peer would misread."""
+
+JobClass = Literal["interactive", "batch"]
+FinishReason = Literal["length", "eos_token", "stop_sequence"]
+WorkerState = Literal["starting", "ready", "restarting", "draining"]
+
+
+class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sequence to generate; everything the engine needs, and enough to go on elsewhere after `generated_ids`."""
+
+    version: int = WIRE_VERSION
+    id: str
+    """Unguessable; unique for ever. Attempts of one request share it."""
+    attempt: int = 1
+    model: str
+    prompt_ids: list[int]
+    generated_ids: list[int] = []
+    """Tokens earlier attempts produced; the engine goes on behind them."""
+    parameters: GenerationParameters
+    job_class: JobClass = "interactive"
+    reply_to: str | None = None
+    """Pub/sub channel of the submitter's process. None: nobody listens, the Celery task ends with the request."""
+    submitted_at: float
+    """Unix seconds on the submitter's clock."""
+    deadline: float | None = None
+    """Unix seconds after which the job must not start."""
+    trace: dict[str, str] = {}
+    """W3C trace context (`traceparent`, `tracestate`)."""
+
+    @property
+    def cost(self) -> int:
+        """KV-cache tokens this job may come to hold: what admission by tokens counts."""
+        return len(self.prompt_ids) + self.parameters.max_new_tokens
+
+
+# -- engine -> submitter ------------------------------------------------------------------------------------------------
+
+
+class TopToken(Struct, frozen=True, array_like=True):
+    id: int
+    text: str
+    logprob: float | None
+    special: bool
+
+
+class Token(Struct, frozen=True, array_like=True):
+    """One generated token."""
+
+    id: int
+    text: str
+    """What this token adds to the text; empty while a character or a possible stop string is incomplete."""
+    logprob: float | None
+    special: bool
+    top: list[TopToken] = []
+
+
+class PrefillToken(Struct, frozen=True, array_like=True):
+    id: int
+    text: str
+    logprob: float | None
+    """None for the first token of the prompt."""
+
+
+class Finish(Struct, frozen=True, array_like=True):
+    """How and with what figures a sequence ended."""
+
+    reason: FinishReason
+    generated_tokens: int
+    """Tokens generated over all attempts, end-of-text included."""
+    inference_seconds: float
+    """From the engine's admission to the last token, on the engine's monotonic clock."""
+    stop: str | None = None
+    """The stop string that matched."""
+    prefill: list[PrefillToken] = []
+
+
+class Accepted(Struct, frozen=True, array_like=True, tag="accepted"):
+    """The engine of `worker` holds the job; from here on its submitter watches that worker."""
+
+    worker: str
+
+
+class Tokens(Struct, frozen=True, array_like=True, tag="tokens"):
+    offset: int
+    """Index of the first of `tokens` in the sequence (tokens generated before it)."""
+    tokens: list[Token]
+    finish: Finish | None = None
+    """Set on the last frame of a sequence that ended by itself."""
+
+
+class Failed(Struct, frozen=True, array_like=True, tag="failed"):
+    """The request ended with an error (see `common.errors.error_from_worker`)."""
+
+    error_type: str
+    message: str
+    retryable: bool = False
+    """True when the request was not at fault and another attempt may go on from the tokens so far."""
+
+
+class Cancelled(Struct, frozen=True, array_like=True, tag="cancelled"):
+    """The request was cancelled; its slot is free."""
+
+
+FrameBody = Accepted | Tokens | Failed | Cancelled
+
+
+class Frame(Struct, frozen=True, array_like=True):
+    request: str
+    attempt: int
+    sequence: int
+    body: FrameBody
+
+
+class StepFrames(Struct, frozen=True, array_like=True):
+    """What one engine step has for one submitter process: one pub/sub message."""
+
+    version: int
+    worker: str
+    frames: list[Frame]
+
+
+# -- submitter -> worker ------------------------------------------------------------------------------------------------
+
+
+class Cancel(Struct, frozen=True, tag="cancel"):
+    """Stop this request wherever it is; broadcast, because a queued job has no worker yet."""
+
+    request: str
+
+
+class Resend(Struct, frozen=True, tag="resend"):
+    """A submitter missed frames of a running or just finished request."""
+
+    request: str
+    attempt: int
+    from_sequence: int
+
+
+class Release(Struct, frozen=True, tag="release"):
+    """The submitter has all frames of these requests; the worker may forget them."""
+
+    requests: list[str]
+
+
+Control = Cancel | Resend | Release
+
+
+# -- worker <-> engine process (pipe) -----------------------------------------------------------------------------------
+
+
+class AddJobs(Struct, frozen=True, tag="add"):
+    jobs: list[Job]
+
+
+class CancelJobs(Struct, frozen=True, tag="cancel"):
+    requests: list[str]
+
+
+class Shutdown(Struct, frozen=True, tag="shutdown"):
+    """Leave after the step that is running."""
+
+
+ToEngine = AddJobs | CancelJobs | Shutdown
+
+
+class ModelCard(Struct, frozen=True, kw_only=True):
+    """What a loaded model is; shown by `/info`."""
+
+    model_id: str
+    sha: str | None = None
+    dtype: str
+    """As TGI prints it, for example `torch.float32`."""
+    device_type: str
+    """`cpu`, `cuda`, or `scripted`, which has no weights."""
+    max_total_tokens: int
+    """Longest prompt plus answer the engine takes."""
+    max_batch_total_tokens: int
+    """KV-cache tokens the engine has room for."""
+    max_batch_size: int
+    """Sequences the engine runs at once."""
+
+
+class Histogram(Struct, array_like=True):
+    """Counts per bucket (not cumulative, the last one is +Inf) beside the sum; bounds are in `common.metrics`."""
+
+    counts: list[int]
+    sum: float
+
+
+class EngineStats(Struct, kw_only=True, omit_defaults=True):
+    """Running totals and current values of one engine since its worker started."""
+
+    running: int = 0
+    waiting: int = 0
+    reserved_tokens: int = 0
+    """KV-cache tokens held by running sequences."""
+    inference_count: dict[str, int] = {}
+    """Model calls by method: `prefill` (a step that computed prompt tokens) or `decode`."""
+    inference_success: dict[str, int] = {}
+    inference_failure: dict[str, int] = {}
+    forward_seconds: dict[str, Histogram] = {}
+    inference_seconds: dict[str, Histogram] = {}
+    decode_seconds: dict[str, Histogram] = {}
+    """Sampling and detokenizing."""
+    batch_size: Histogram | None = None
+    """Sequences per step."""
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
+class LoadProgress(Struct, frozen=True, tag="progress"):
+    """The engine is still loading."""
+
+    stage: str
+    fraction: float
+    """0 to 1 within the whole load."""
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    card: ModelCard
+
+
+class JobEvent(Struct, frozen=True, array_like=True):
+    """One frame before its worker has numbered it."""
+
+    request: str
+    attempt: int
+    body: FrameBody
+
+
+class EngineOutput(Struct, frozen=True, tag="output"):
+    """What one engine step produced."""
+
+    events: list[JobEvent]
+    stats: EngineStats | None = None
+    """Sent at most a few times a second."""
+
+
+FromEngine = LoadProgress | Ready | EngineOutput
+
+
+# -- worker -> everyone -------------------------------------------------------------------------------------------------
+
+
+class WorkerRecord(Struct, kw_only=True):
+    """What a live worker says of itself with every heartbeat."""
+
+    version: int = WIRE_VERSION
+    id: str
+    pid: int
+    engine_pid: int | None
+    host: str
+    model: str
+    state: WorkerState
+    started_at: float
+    progress: float = 1.0
+    running: int = 0
+    waiting: int = 0
+    card: ModelCard | None = None
+    stats: EngineStats = msgspec.field(default_factory=EngineStats)
+
+
+encode_msgpack = msgspec.msgpack.Encoder().encode
+decode_step_frames = msgspec.msgpack.Decoder(StepFrames).decode
+decode_control = msgspec.msgpack.Decoder(Control).decode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+encode_json = msgspec.json.Encoder().encode
+decode_worker_record = msgspec.json.Decoder(WorkerRecord).decode
