@@ -9,11 +9,10 @@ from __future__ import annotations
 import ipaddress
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
-from typing_extensions import Annotated
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SCRIPTED_MODEL = "scripted"
@@ -27,15 +26,19 @@ def _ours(name: str) -> AliasChoices:
 class Settings(BaseSettings):
     """The service's settings. An environment variable that is set but empty counts as not set."""
 
-    model_config = SettingsConfigDict(env_ignore_empty=True, populate_by_name=True, extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_ignore_empty=True, extra="forbid", frozen=True)
 
     # -- the model
     model_id: str = DEFAULT_MODEL
     """A hub id, a local folder, or `scripted` (a model without weights, for tests)."""
     revision: str | None = None
+    """Branch, tag or commit of a hub model."""
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    """Type of the weights. Default: the model's own on CUDA, float32 on CPU."""
     trust_remote_code: bool = False
+    """Run Python code that comes with the model."""
     huggingface_hub_cache: Path | None = None
+    """Where hub models are kept. Default: the hub library's own cache."""
 
     # -- limits of one request
     max_input_tokens: int | None = Field(None, ge=1, validation_alias=AliasChoices("MAX_INPUT_TOKENS", "MAX_INPUT_LENGTH"))
@@ -45,9 +48,13 @@ class Settings(BaseSettings):
     default_max_new_tokens: int = Field(100, ge=1, validation_alias=_ours("default_max_new_tokens"))
     """`max_new_tokens` when a native request names none (100 up to TGI 2.4)."""
     max_best_of: int = Field(2, ge=1)
+    """Largest `best_of` of a request."""
     max_stop_sequences: int = Field(4, ge=0)
+    """Most stop strings of a request."""
     max_top_n_tokens: int = Field(5, ge=0)
+    """Largest `top_n_tokens` of a request."""
     max_client_batch_size: int = Field(4, ge=1)
+    """Most prompts in one request."""
     payload_limit: int = Field(2_000_000, ge=1)
     """Bytes of a request body at most."""
     validation_workers: int = Field(2, ge=1)
@@ -75,7 +82,9 @@ class Settings(BaseSettings):
 
     # -- web
     hostname: str = "0.0.0.0"
+    """IP address to listen on; a container's name, which HOSTNAME holds there, counts as not set."""
     port: int = Field(3000, ge=0, le=65535)
+    """TCP port to listen on; `tgq serve` picks a free one for 0."""
     web_concurrency: int = Field(1, ge=1)
     """Web processes."""
     cors_allow_origin: Annotated[list[str], NoDecode] = []
@@ -99,7 +108,9 @@ class Settings(BaseSettings):
     redis_timeout: float = Field(2.0, gt=0, validation_alias=_ours("redis_timeout"))
     """Seconds any single Redis command may take before it counts as failed."""
     redis_connect_timeout: float = Field(1.0, gt=0, validation_alias=_ours("redis_connect_timeout"))
+    """Seconds connecting to Redis may take."""
     key_prefix: str = Field("tgq", pattern=r"^[A-Za-z0-9_-]+$", validation_alias=_ours("key_prefix"))
+    """Start of every Redis name; services with different prefixes share one Redis without meeting."""
     queue_limit: int = Field(10_000, ge=1, validation_alias=_ours("queue_limit"))
     """Jobs one queue may hold; above it requests are refused with 429."""
 
@@ -107,10 +118,13 @@ class Settings(BaseSettings):
     workers: int = Field(1, ge=1, validation_alias=_ours("workers"))
     """Workers that `tgq serve` starts."""
     device: Literal["auto", "cpu", "cuda"] = Field("auto", validation_alias=_ours("device"))
+    """Where the engine computes; `auto` takes CUDA when there is a GPU."""
     cuda_memory_fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the GPU's memory the engine may use."""
     engine_threads: int | None = Field(None, ge=1, validation_alias=_ours("engine_threads"))
     """Threads of the CPU engine. Default: the cores divided by the workers, less one core for the rest."""
     heartbeat_seconds: float = Field(1.0, gt=0, validation_alias=_ours("heartbeat_seconds"))
+    """Seconds between two heartbeats of a worker."""
     worker_dead_after: float = Field(10.0, gt=0, validation_alias=_ours("worker_dead_after"))
     """Seconds without a heartbeat after which a worker's pulled jobs go back to the queue."""
     max_attempts: int = Field(3, ge=1, validation_alias=_ours("max_attempts"))
@@ -127,6 +141,7 @@ class Settings(BaseSettings):
 
     # -- logs
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe messages that are logged."""
     json_output: bool = False
     """Log JSON even on a terminal."""
 
@@ -161,6 +176,24 @@ class Settings(BaseSettings):
                 f"MAX_INPUT_TOKENS ({self.max_input_tokens}) must be less than MAX_TOTAL_TOKENS ({self.max_total_tokens})"
             )
         return self
+
+    @classmethod
+    def of(cls, **values: Any) -> Settings:
+        """Settings with some fields given by name (`Settings.of(workers=2)`), the rest from the environment.
+
+        Names are not accepted by the constructor: pydantic-settings would then also read `WORKERS` or `DEVICE` from the
+        environment, where other programs put their own.
+        """
+        aliased = {name for name, field in cls.model_fields.items() if field.validation_alias is not None}
+        return cls(**{cls.variable(name) if name in aliased else name: value for name, value in values.items()})
+
+    @classmethod
+    def variable(cls, name: str) -> str:
+        """The environment variable of a field, for example `TGQ_WORKERS` of `workers`."""
+        alias = cls.model_fields[name].validation_alias
+        if isinstance(alias, AliasChoices):
+            return str(alias.choices[0])
+        return name.upper() if alias is None else str(alias)
 
     @property
     def broker_url(self) -> str:

@@ -257,7 +257,13 @@ class EngineOutput(Struct, frozen=True, tag="output"):
     """Sent at most a few times a second."""
 
 
-FromEngine = LoadProgress | Ready | EngineOutput
+class EngineFailure(Struct, frozen=True, tag="failure"):
+    """The engine process ends with an error, while loading or later; the last message it sends."""
+
+    message: str
+
+
+FromEngine = LoadProgress | Ready | EngineOutput | EngineFailure
 
 
 # -- worker -> everyone -------------------------------------------------------------------------------------------------

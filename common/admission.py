@@ -1,0 +1,216 @@
+"""How many sequences may be under way at once, over all web processes of one Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from common.background import keep_running, stop_tasks
+from common.errors import Overloaded, ServiceUnavailable
+from common.keys import Keys
+from common.settings import Settings
+
+log = logging.getLogger(__name__)
+
+RATE_SECONDS = 10.0
+"""Permits given back in this time tell when the next ones will be free."""
+LONGEST_RETRY_AFTER = 60
+_SECONDS_BETWEEN_TRIES = 0.5
+
+# Every call states how many permits its process holds, so that nothing has to be undone: whatever an earlier call whose
+# answer was lost did, and whatever a restarted server forgot, is right again afterwards.
+_TALK = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for _, process in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)) do
+  redis.call('HDEL', KEYS[1], process)
+  redis.call('ZREM', KEYS[2], process)
+end
+local process, lease, limit, held = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+redis.call('HDEL', KEYS[1], process)
+local others = 0
+for _, count in ipairs(redis.call('HVALS', KEYS[1])) do others = others + count end
+local granted = {}
+for i = 5, #ARGV do
+  local wanted = tonumber(ARGV[i])
+  local fits = others + held + wanted <= limit
+  if fits then held = held + wanted end
+  granted[#granted + 1] = fits and 1 or 0
+end
+if held > 0 then
+  redis.call('HSET', KEYS[1], process, held)
+  redis.call('ZADD', KEYS[2], now + lease, process)
+else
+  redis.call('ZREM', KEYS[2], process)
+end
+return granted
+"""
+
+
+class Permit:
+    """The right to have some sequences under way. Release it, or leave its `with` block."""
+
+    __slots__ = ("_admission", "sequences")
+
+    def __init__(self, admission: Admission, sequences: int) -> None:
+        self.sequences = sequences
+        self._admission: Admission | None = admission
+
+    def release(self) -> None:
+        """Give it back; never waits, never raises, idempotent."""
+        admission, self._admission = self._admission, None
+        if admission is not None:
+            admission._give_back(self.sequences)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Admission:
+    """Grants permits as long as all processes together hold at most `max_concurrent_requests`.
+
+    One task talks to Redis, one call at a time; each call carries everything asked for and given back since the last
+    one, and renews this process's lease. A process that dies frees its permits when its lease is out; one that was cut
+    off for longer than its lease keeps what it holds and says so again at its first call.
+    """
+
+    def __init__(self, redis_client: redis.asyncio.Redis, keys: Keys, settings: Settings, process_id: str) -> None:
+        self._keys = [keys.admission, keys.admission_leases]
+        self._process = process_id
+        self._limit = settings.max_concurrent_requests
+        self._lease = settings.lease_seconds
+        self._timeout = settings.redis_timeout
+        self._talk = redis_client.register_script(_TALK)
+        self._held = 0
+        self._waiting: deque[tuple[int, asyncio.Future[Permit]]] = deque()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._started = time.monotonic()
+        self._given_back: deque[tuple[float, int]] = deque()
+
+    @property
+    def held(self) -> int:
+        """Sequences this process holds permits for."""
+        return self._held
+
+    async def start(self) -> None:
+        """Start the task that talks to Redis; Redis need not be there yet."""
+        self._started = time.monotonic()
+        self._task = asyncio.create_task(keep_running(self._run, "admission"))
+
+    async def close(self) -> None:
+        """Stop, and free this process's permits (at once when Redis is there, else when the lease is out)."""
+        if self._task is not None:
+            await stop_tasks([self._task])
+        for _, answer in self._waiting:
+            if not answer.done():
+                answer.set_exception(ServiceUnavailable("The service is shutting down"))
+        self._held = 0
+        try:
+            await self._call([])
+        except (RedisError, OSError, TimeoutError):
+            log.warning("Redis is away: this process's permits are free when its lease is out")
+
+    async def acquire(self, sequences: int = 1) -> Permit:
+        """A permit for `sequences` sequences, all or none, known within one or two round trips.
+
+        Raises:
+            Overloaded: the limit is reached; `retry_after` says when that many should be free.
+            ServiceUnavailable: Redis is away, known within `redis_timeout`.
+        """
+        if sequences < 1:
+            raise ValueError("sequences must be at least 1")
+        answer: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
+        self._waiting.append((sequences, answer))
+        self._wake.set()
+        permit = None
+        try:
+            async with asyncio.timeout(self._timeout):
+                permit = await answer
+        except TimeoutError as error:
+            raise ServiceUnavailable("Admission cannot be reached") from error
+        finally:
+            if permit is None:
+                _abandon(answer)
+        return permit
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._lease / 3):
+                    await self._wake.wait()
+            except TimeoutError:
+                if not self._held:
+                    continue  # No lease to renew.
+            self._wake.clear()
+            asked = [(sequences, answer) for sequences, answer in self._waiting if not answer.done()]
+            self._waiting.clear()
+            try:
+                granted = await self._call([sequences for sequences, _ in asked])
+            except (RedisError, OSError, TimeoutError) as error:
+                log.warning("admission cannot reach Redis: %s", type(error).__name__)
+                for _, answer in asked:
+                    if not answer.done():
+                        answer.set_exception(ServiceUnavailable("Admission cannot be reached"))
+                await asyncio.sleep(min(_SECONDS_BETWEEN_TRIES, self._lease / 3))
+                self._wake.set()
+                continue
+            for (sequences, answer), grant in zip(asked, granted, strict=True):
+                self._answer(sequences, answer, bool(grant))
+
+    async def _call(self, wanted: list[int]) -> list[int]:
+        lease = math.ceil(self._lease * 1000)
+        async with asyncio.timeout(self._timeout):
+            reply = await self._talk(keys=self._keys, args=[self._process, lease, self._limit, self._held, *wanted])
+        return [int(grant) for grant in reply]
+
+    def _answer(self, sequences: int, answer: asyncio.Future[Permit], granted: bool) -> None:
+        if answer.done():
+            # Its caller has left meanwhile; the next call states the count without it.
+            self._wake.set()
+        elif granted:
+            self._held += sequences
+            answer.set_result(Permit(self, sequences))
+        else:
+            answer.set_exception(Overloaded("Model is overloaded", retry_after=self._retry_after(sequences)))
+
+    def _give_back(self, sequences: int) -> None:
+        self._held -= sequences
+        self._given_back.append((time.monotonic(), sequences))
+        self._forget_old_returns()
+        self._wake.set()
+
+    def _retry_after(self, sequences: int) -> int:
+        """Seconds until that many permits are free, at the rate of this process's last `RATE_SECONDS`."""
+        window = min(RATE_SECONDS, time.monotonic() - self._started)
+        self._forget_old_returns()
+        returned = sum(count for _, count in self._given_back)
+        # Nothing came back during the whole window: it takes at least as long again.
+        seconds = sequences * window / returned if returned else window
+        return max(1, min(LONGEST_RETRY_AFTER, math.ceil(seconds)))
+
+    def _forget_old_returns(self) -> None:
+        oldest = time.monotonic() - RATE_SECONDS
+        while self._given_back and self._given_back[0][0] < oldest:
+            self._given_back.popleft()
+
+
+def _abandon(answer: asyncio.Future[Permit]) -> None:
+    """Nobody takes this answer any more; a permit granted in the very turn its caller left goes back."""
+    if not answer.done():
+        answer.cancel()
+    elif not answer.cancelled() and answer.exception() is None:
+        answer.result().release()

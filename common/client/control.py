@@ -1,0 +1,126 @@
+"""What a submitter tells the workers: cancel, resend, release. Nobody waits for these calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from dataclasses import dataclass
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from common.keys import CANCELLED_SECONDS, Keys
+from common.wire import Cancel, Control, Release, Resend, encode_msgpack
+
+log = logging.getLogger(__name__)
+
+RELEASE_SECONDS = 1.0
+"""Finished requests are released together, this often."""
+RETRY_SECONDS = 0.5
+CANCELS_PER_CALL = 64
+CANCELS_KEPT = 10_000
+"""Cancels that wait for Redis to come back; beyond it the oldest are forgotten and their jobs run to their end."""
+
+# A job that is still in its queue leaves it, and nobody has to remember it. Any other may be anywhere, even on its way
+# into the queue (a push whose answer was lost), so the mark stays until it can no longer start.
+_CANCEL = """
+if ARGV[1] ~= '' and redis.call('LREM', KEYS[1], 1, ARGV[1]) == 1 then return 1 end
+redis.call('SET', KEYS[2], '1', 'EX', ARGV[2])
+redis.call('PUBLISH', ARGV[3], ARGV[4])
+return 0
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _QueuedJob:
+    queue: str
+    message: bytes | None
+    """None when it is known to have left the queue."""
+
+
+class ControlSender:
+    """Sends control messages in the background, over one pipelined call at a time.
+
+    Cancels are kept until Redis has taken them. Resends and releases are not: a stream asks again, and a worker forgets
+    a finished request by itself after a while.
+    """
+
+    def __init__(self, redis_client: redis.asyncio.Redis, keys: Keys) -> None:
+        self._redis = redis_client
+        self._keys = keys
+        self._cancel = redis_client.register_script(_CANCEL)
+        self._cancels: dict[str, _QueuedJob] = {}
+        self._resends: list[tuple[str, Resend]] = []
+        self._releases: defaultdict[str, list[str]] = defaultdict(list)
+        self._wake = asyncio.Event()
+
+    @property
+    def pending(self) -> int:
+        """Messages not sent yet."""
+        return len(self._cancels) + len(self._resends) + sum(map(len, self._releases.values()))
+
+    def cancel(self, request: str, queue: str, message: bytes | None) -> None:
+        """Stop `request`: take `message` (None: it left the queue) out of `queue`, or else tell every worker."""
+        self._cancels[request] = _QueuedJob(queue, message)
+        if len(self._cancels) > CANCELS_KEPT:
+            del self._cancels[next(iter(self._cancels))]
+            log.error("Redis is away and %d cancels wait for it: the oldest is dropped", CANCELS_KEPT)
+        self._wake.set()
+
+    def resend(self, worker: str | None, request: str, attempt: int, from_sequence: int) -> None:
+        """Ask `worker` (None: whichever has the request) for the frames from `from_sequence` on."""
+        channel = self._keys.control if worker is None else self._keys.control_of(worker)
+        self._resends.append((channel, Resend(request, attempt, from_sequence)))
+        self._wake.set()
+
+    def release(self, worker: str, request: str) -> None:
+        """Let `worker` forget a request whose frames have all arrived."""
+        self._releases[worker].append(request)
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(RELEASE_SECONDS):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass  # Time for the releases.
+            self._wake.clear()
+            try:
+                await self._flush()
+            except (RedisError, OSError) as error:
+                log.warning("control messages wait: %s", type(error).__name__)
+                await asyncio.sleep(RETRY_SECONDS)
+            if self._cancels:
+                self._wake.set()
+
+    async def close(self, timeout: float) -> None:
+        """Send what is left, for `timeout` seconds at most."""
+        try:
+            async with asyncio.timeout(timeout):
+                while self.pending:
+                    await self._flush()
+        except (RedisError, OSError, TimeoutError):
+            log.warning("%d control messages could not be sent", self.pending)
+
+    async def _flush(self) -> None:
+        cancels = dict(list(self._cancels.items())[:CANCELS_PER_CALL])
+        messages: list[tuple[str, Control]] = [*self._resends]
+        messages += [(self._keys.control_of(worker), Release(ids)) for worker, ids in self._releases.items()]
+        self._resends.clear()
+        self._releases.clear()
+        if not (cancels or messages):
+            return
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for request, job in cancels.items():
+                await self._cancel(
+                    keys=[job.queue, self._keys.cancelled(request)],
+                    args=[job.message or b"", CANCELLED_SECONDS, self._keys.control, encode_msgpack(Cancel(request))],
+                    client=pipe,
+                )
+            for channel, message in messages:
+                pipe.publish(channel, encode_msgpack(message))
+            await pipe.execute()
+        for request in cancels:
+            self._cancels.pop(request, None)

@@ -1,0 +1,145 @@
+"""One subscription per process: takes every worker's messages to this process and hands each frame to its stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from typing import Protocol
+
+import msgspec
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from common.client.worker_watch import WorkerWatch
+from common.redis_clients import subscriber_pool
+from common.settings import Settings
+from common.wire import WIRE_VERSION, Frame, decode_step_frames
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 1.0
+
+
+class Receiver(Protocol):
+    """One request's end of the relay. These methods return at once and never raise."""
+
+    def receive(self, worker: str, frame: Frame, now: float) -> None:
+        """A frame of this request arrived at monotonic time `now`."""
+
+    def missed(self, now: float) -> None:
+        """The subscription was interrupted until `now`: frames may be lost."""
+
+    def check(self, now: float) -> None:
+        """Time has passed: look after the request's time limits."""
+
+    def close(self) -> None:
+        """Give the request up."""
+
+
+class Relay:
+    """Keeps the subscription to `channel` alive and routes frames by request id.
+
+    Frames of unknown requests (finished, cancelled) are dropped. Streams never hold the relay up: they take a frame
+    without waiting and look after their own limits.
+    """
+
+    def __init__(self, settings: Settings, channel: str, watch: WorkerWatch) -> None:
+        self.channel = channel
+        self._pool = subscriber_pool(settings)
+        self._silence = settings.redis_timeout
+        self._watch = watch
+        self.streams: dict[str, Receiver] = {}
+        """Open requests by id."""
+        self._subscribed = asyncio.Event()
+        self._interrupted = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether Redis has confirmed the subscription and the connection has not failed since."""
+        return self._subscribed.is_set()
+
+    def open(self, request: str, stream: Receiver) -> None:
+        """Route the frames of `request` to `stream`.
+
+        Raises:
+            ValueError: the id is in use.
+        """
+        if request in self.streams:
+            raise ValueError(f"request {request} is running already")
+        self.streams[request] = stream
+
+    def close(self, request: str) -> None:
+        """Drop the frames of `request` from now on."""
+        self.streams.pop(request, None)
+
+    async def wait_connected(self) -> None:
+        """Wait until subscribed; the caller bounds the time."""
+        await self._subscribed.wait()
+
+    async def run(self) -> None:
+        """Subscribe, and subscribe again whenever the connection fails, until cancelled."""
+        pause = _FIRST_PAUSE
+        while True:
+            connection: AbstractConnection = self._pool.make_connection()  # type: ignore[no-untyped-call]
+            try:
+                await self._subscribe(connection)
+                pause = _FIRST_PAUSE
+                await self._listen(connection)
+            except (RedisError, OSError) as error:
+                log.warning("subscription interrupted: %s", error)
+            finally:
+                self._subscribed.clear()
+                await connection.disconnect(nowait=True)
+            self._interrupted = True
+            self._watch.interrupted()
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _subscribe(self, connection: AbstractConnection) -> None:
+        await connection.connect()  # type: ignore[no-untyped-call]
+        await connection.send_command("SUBSCRIBE", self.channel)
+        await connection.read_response()
+        self._subscribed.set()
+        if self._interrupted:
+            self._watch.interrupted()
+            now = time.monotonic()
+            for stream in list(self.streams.values()):
+                stream.missed(now)
+
+    async def _listen(self, connection: AbstractConnection) -> None:
+        """Deliver messages; raises when the connection ends, or answers neither with a message nor to a PING."""
+        asked = False
+        while True:
+            reply = await connection.read_response(timeout=self._silence, disconnect_on_error=False)
+            if reply is None:
+                if asked:
+                    raise RedisConnectionError("the server does not answer")
+                await connection.send_command("PING")
+                asked = True
+                continue
+            asked = False
+            if reply[0] == b"message":
+                self._deliver(reply[2])
+                # Buffered messages are read without waiting: let the readers have their turn between them.
+                await asyncio.sleep(0)
+
+    def _deliver(self, data: bytes) -> None:
+        try:
+            step = decode_step_frames(data)
+        except msgspec.DecodeError as error:
+            log.error("unreadable message on the reply channel: %s", error)
+            return
+        if step.version != WIRE_VERSION:
+            log.error("message of wire version %d from worker %s: this is %d", step.version, step.worker, WIRE_VERSION)
+            return
+        now = time.monotonic()
+        self._watch.heard(step.worker, now)
+        streams = self.streams
+        for frame in step.frames:
+            stream = streams.get(frame.request)
+            if stream is not None:
+                stream.receive(step.worker, frame, now)

@@ -1,0 +1,139 @@
+"""What a web process counts, under TGI's names where TGI has them.
+
+With `PROMETHEUS_MULTIPROC_DIR` set (as `tgq web` does) every process writes its numbers to files there and any of them
+answers for all: counters and histograms go on after a process has died, gauges count the living. Labels have only values
+from this file, never anything a client sent.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+from common.limits import Limits
+from common.metrics_buckets import DURATION_BUCKETS
+
+Hop = Literal["admission", "validation", "dispatch", "queue", "relay"]
+"""Where a request's time goes before and beside the engine.
+
+admission: getting a permit; validation: rules and tokenizing; dispatch: until Redis confirmed the job; queue: until an
+engine took it; relay: what accepted requests took longer than their inference.
+"""
+
+_LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_HOP_BUCKETS = (0.0005, 0.001, 0.0025, *_LATENCY_BUCKETS)
+
+
+def multiprocess_directory() -> Path | None:
+    directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    return Path(directory) if directory else None
+
+
+class WebMetrics:
+    """The metrics of one web process."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._registry = registry = CollectorRegistry()
+        self.request_count = Counter("tgi_request_count", "Requests received", registry=registry)
+        self.request_success = Counter("tgi_request_success", "Requests finished", registry=registry)
+        self.request_failure = Counter("tgi_request_failure", "Requests failed", ["err"], registry=registry)
+        self.request_duration = self._seconds("tgi_request_duration", "From arrival to the last token")
+        self.validation_duration = self._seconds("tgi_request_validation_duration", "From arrival to the queue")
+        self.queue_duration = self._seconds("tgi_request_queue_duration", "From the queue to the first step")
+        self.inference_duration = self._seconds(
+            "tgi_request_inference_duration", "From the first step to the last token"
+        )
+        self.mean_time_per_token = self._seconds(
+            "tgi_request_mean_time_per_token_duration", "Inference divided by generated tokens"
+        )
+        self.generated_tokens = self._tokens(
+            "tgi_request_generated_tokens", "Tokens generated", limits.max_total_tokens
+        )
+        self.input_length = self._tokens("tgi_request_input_length", "Prompt tokens", limits.max_input_tokens)
+        self.max_new_tokens = self._tokens("tgi_request_max_new_tokens", "Tokens asked for", limits.max_total_tokens)
+
+        self.time_to_first_token = Histogram(
+            "tgq_time_to_first_token_seconds",
+            "From arrival to the first token",
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.inter_token = Histogram(
+            "tgq_inter_token_seconds",
+            "Time between tokens of one answer, seen once per batch of tokens that arrived together",
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self._hops = Histogram(
+            "tgq_hop_seconds", "Time of a request in each hop", ["hop"], buckets=_HOP_BUCKETS, registry=registry
+        )
+        self.rejected = Counter(
+            "tgq_rejected", "Requests refused before they were queued", ["reason"], registry=registry
+        )
+        self.cancelled = Counter("tgq_cancelled", "Requests whose client went away", ["phase"], registry=registry)
+        self.in_flight = Gauge(
+            "tgq_requests_in_flight", "Requests being worked on", multiprocess_mode="livesum", registry=registry
+        )
+        self.streams = Gauge("tgq_streams", "Open event streams", multiprocess_mode="livesum", registry=registry)
+
+    def hop(self, hop: Hop, seconds: float) -> None:
+        self._hops.labels(hop).observe(max(seconds, 0.0))
+
+    def families(self) -> list[Metric]:
+        """The metrics of all web processes of this host."""
+        directory = multiprocess_directory()
+        if directory is None:
+            return list(self._registry.collect())
+        _forget_dead_gauges(directory)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(directory))  # type: ignore[no-untyped-call]
+        return list(registry.collect())
+
+    def _seconds(self, name: str, help_text: str) -> Histogram:
+        return Histogram(name, f"{help_text}, in seconds", buckets=DURATION_BUCKETS, registry=self._registry)
+
+    def _tokens(self, name: str, help_text: str, most: int) -> Histogram:
+        # TGI: a hundred equal steps up to the limit.
+        return Histogram(
+            name, help_text, buckets=[most * step / 100 for step in range(1, 101)], registry=self._registry
+        )
+
+
+def exposition(families: Iterable[Metric]) -> bytes:
+    """Prometheus' text format, with TGI's counters named as TGI names them: without `_total`."""
+    return "".join(line for family in families for line in _lines(family)).encode()
+
+
+def _lines(family: Metric) -> Iterator[str]:
+    suffix = "_total" if family.type == "counter" and not family.name.startswith("tgi_") else ""
+    help_text = family.documentation.replace("\\", "\\\\").replace("\n", "\\n")
+    yield f"# HELP {family.name}{suffix} {help_text}\n# TYPE {family.name}{suffix} {family.type}\n"
+    for sample in family.samples:
+        if sample.name.endswith("_created"):
+            continue
+        name = family.name + suffix if family.type == "counter" else sample.name
+        labels = ",".join(f'{key}="{_escape(value)}"' for key, value in sample.labels.items())
+        yield f"{name}{{{labels}}} {_number(sample.value)}\n" if labels else f"{name} {_number(sample.value)}\n"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def _forget_dead_gauges(directory: Path) -> None:
+    """Drop the gauges of processes that are gone, however they went."""
+    for path in directory.glob("gauge_live*.db"):
+        found = re.search(r"_(\d+)\.db$", path.name)
+        if found and not Path(f"/proc/{found[1]}").exists() and Path("/proc/self").exists():
+            mark_process_dead(int(found[1]), str(directory))  # type: ignore[no-untyped-call]

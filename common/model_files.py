@@ -1,0 +1,130 @@
+"""Where a model's files are, and what they say; no torch, so that web processes can read them too."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+from common.settings import DEFAULT_MODEL, SCRIPTED_MODEL, Settings
+
+_SMALL_FILES = ["*.json", "*.model", "*.jinja", "*.txt"]
+_WEIGHTS = (["*.safetensors"], ["*.bin"])
+"""Kinds of weights, best first; the next is fetched only where the one before is missing."""
+_OTHER_FORMATS = ["original/*", "consolidated*"]
+"""The same weights once more, as some publishers add them for their own programs."""
+
+
+class ModelNotFound(Exception):
+    """The model named by MODEL_ID has no files here and cannot be fetched."""
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A folder in the layout of transformers' `save_pretrained`."""
+
+    model_id: str
+    path: Path
+    sha: str | None = None
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return self._read("config.json")
+
+    @cached_property
+    def generation_config(self) -> dict[str, Any]:
+        return self._read("generation_config.json")
+
+    @cached_property
+    def tokenizer_config(self) -> dict[str, Any]:
+        return self._read("tokenizer_config.json")
+
+    @property
+    def tokenizer_json(self) -> Path:
+        return self.path / "tokenizer.json"
+
+    @property
+    def context_length(self) -> int:
+        """Positions the model serves (see the function of this name)."""
+        return context_length(self.config)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self.path / name).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return {}
+
+
+def context_length(config: dict[str, Any]) -> int:
+    """Positions a model serves, from its configuration; 4096 where that does not say.
+
+    Rotary embeddings of type `dynamic` and `longrope` change for the whole sequence once it outgrows the length the
+    model was trained with, and keys computed before would not fit those after: such a model stops at that length.
+    """
+    text = config.get("text_config") or config
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+    length = next((int(text[name]) for name in names if isinstance(text.get(name), int)), 4096)
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    # One set of parameters, or one for each kind of layer.
+    for parameters in (rope, *rope.values()):
+        if isinstance(parameters, dict) and parameters.get("rope_type", parameters.get("type")) in (
+            "dynamic",
+            "longrope",
+        ):
+            original = parameters.get("original_max_position_embeddings", text.get("original_max_position_embeddings"))
+            length = min(length, original) if isinstance(original, int) else length
+    return length
+
+
+def default_model_folder(settings: Settings) -> Path:
+    """The cache folder of the packaged default model once it is converted (see `workers.engine.default_model`)."""
+    return settings.cache_dir / "models" / DEFAULT_MODEL.replace("/", "--")
+
+
+def find_model(settings: Settings, *, weights: bool) -> ModelFiles:
+    """Find the files of `settings.model_id`: a local folder, the packaged default model, or a hub id.
+
+    Args:
+        weights: also fetch the weights when the model is on the hub; web processes only need the tokenizer.
+
+    Raises:
+        ModelNotFound: says what was looked for and what to do.
+    """
+    model_id = settings.model_id
+    if model_id in (DEFAULT_MODEL, SCRIPTED_MODEL):
+        folder = default_model_folder(settings)
+        if not (folder / "config.json").exists():
+            raise ModelNotFound(
+                f"the default model is not in {folder}: run `python -m workers.engine.default_model` where torch is installed"
+            )
+        return ModelFiles(model_id, folder)
+    if Path(model_id).expanduser().is_dir():
+        return ModelFiles(model_id, Path(model_id).expanduser().resolve())
+    if "/" not in model_id or model_id.startswith((".", "/", "~")):
+        raise ModelNotFound(f"MODEL_ID {model_id!r} is neither a folder nor a hub id (`owner/name`)")
+    try:
+        path = _download(settings, _SMALL_FILES + (["*.py"] if settings.trust_remote_code else []))
+        for patterns in _WEIGHTS if weights else ():
+            path = _download(settings, patterns)
+            if any(match for pattern in patterns for match in path.glob(pattern)):
+                break
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelNotFound(f"MODEL_ID {model_id!r} could not be fetched from the hub: {error}") from error
+    return ModelFiles(model_id, path, sha=path.name)
+
+
+def _download(settings: Settings, patterns: list[str]) -> Path:
+    return Path(
+        snapshot_download(
+            settings.model_id,
+            revision=settings.revision,
+            cache_dir=settings.huggingface_hub_cache,
+            allow_patterns=patterns,
+            ignore_patterns=_OTHER_FORMATS,
+        )
+    )

@@ -1,0 +1,108 @@
+"""From the bytes of a request body to a checked pydantic model, with errors that name field and reason.
+
+Typing is TGI's (serde): no coercion at all ("5" is no number, 10.0 and true are no integers) save that a float takes an
+integer; unknown keys are ignored. One thing is more lenient: an explicit null means that the key is absent.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from common.errors import InvalidRequest, MalformedBody
+
+_MESSAGES = {
+    "missing": "is required",
+    "string_type": "must be a string",
+    "int_type": "must be an integer",
+    "float_type": "must be a finite number",
+    "bool_type": "must be true or false",
+    "list_type": "must be an array",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+}
+_ERRORS_SHOWN = 3
+
+
+def _single_precision(value: float) -> float:
+    try:
+        (narrow,) = struct.unpack("f", struct.pack("f", value))
+    except OverflowError:
+        narrow = float("inf")
+    if narrow - narrow != 0:  # infinite or not a number
+        raise PydanticCustomError("float_type", "must be a finite number")
+    return float(narrow)
+
+
+Float32 = Annotated[float, AfterValidator(_single_precision)]
+"""A float held in single precision, as TGI holds it: `1e-50` is 0 and refused where 0 is."""
+UInt32 = Annotated[int, Field(ge=0, lt=2**32)]
+Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+UInt64 = Annotated[int, Field(ge=0, lt=2**64)]
+
+
+class RequestModel(BaseModel):
+    """Base of every request body."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+Model = TypeVar("Model", bound=RequestModel)
+
+
+def parse_body(model: type[Model], body: bytes) -> Model:
+    """Decode and check a body.
+
+    Raises:
+        MalformedBody: not JSON, or JSON with NaN, lone surrogates, repeated keys or nesting without end.
+        InvalidRequest: JSON of another shape; names the field's path, never its value.
+    """
+    data = _decode(body)
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=True, include_input=False)
+        raise InvalidRequest("; ".join(_describe(detail) for detail in details[:_ERRORS_SHOWN])) from None
+
+
+def _decode(body: bytes) -> Any:
+    try:
+        # msgspec refuses what Python's parser lets pass (NaN, lone surrogates); Python's parser sees repeated keys.
+        msgspec.json.decode(body)
+        return json.loads(body, object_pairs_hook=_without_repetition)
+    except RecursionError:
+        raise MalformedBody("Failed to parse the request body as JSON: it is nested too deeply") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise MalformedBody(f"Failed to parse the request body as JSON: {error}") from None
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("an object has the same key twice")
+    return result
+
+
+def _describe(detail: ErrorDetails) -> str:
+    path = ".".join(str(part) for part in detail["loc"]) or "body"
+    context = detail.get("ctx", {})
+    match detail["type"]:
+        case "greater_than_equal":
+            reason = f"must be at least {context['ge']}"
+        case "less_than":
+            reason = f"must be less than {context['lt']}"
+        case "literal_error":
+            reason = f"must be {context['expected']}"
+        case kind:
+            reason = _MESSAGES.get(kind) or detail["msg"]
+    return f"`{path}`: {reason}"

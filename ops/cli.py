@@ -1,0 +1,97 @@
+"""The `tgq` command line.
+
+Commands are imported when they run: the command line itself starts fast, and a web node never loads torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from common import __version__
+from ops.configuration import Configuration
+from ops.options import with_settings
+
+app = typer.Typer(
+    name="tgq",
+    help="Text generation on a queue. Every setting is a flag and an environment variable; `tgq env` shows them all.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tgq {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@with_settings
+def serve(configuration: Configuration) -> int:
+    """Run all of it here: Redis unless REDIS_URL is set, workers, and a web node."""
+    from ops.commands.serve import run
+
+    return run(configuration)
+
+
+@app.command()
+@with_settings
+def web(configuration: Configuration) -> int:
+    """Run a web node."""
+    from ops.commands.web import run
+
+    return run(configuration)
+
+
+@app.command()
+@with_settings
+def worker(configuration: Configuration) -> int:
+    """Run a worker."""
+    from ops.commands.worker import run
+
+    return run(configuration)
+
+
+@app.command()
+@with_settings
+def ps(
+    configuration: Configuration,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """List the workers: who they are, what they serve and how busy they are."""
+    from ops.commands.ps import run
+
+    return run(configuration, as_json=as_json)
+
+
+@app.command()
+@with_settings
+def env(
+    configuration: Configuration,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Show every setting, its value and where it came from; secrets stay hidden."""
+    from ops.commands.env import run
+
+    return run(configuration, as_json=as_json)
+
+
+def main() -> None:
+    """Entry point of the `tgq` program."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

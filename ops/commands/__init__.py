@@ -1,0 +1,1 @@
+"""The commands of `tgq`, one file each; nothing here is imported before its command runs."""

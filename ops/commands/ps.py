@@ -1,0 +1,40 @@
+"""`tgq ps`: the workers that are alive."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import redis
+
+from common.keys import Keys
+from common.redis_clients import sync_redis
+from common.registry import live_workers_sync
+from common.wire import WorkerRecord
+from ops.columns import print_columns
+from ops.configuration import Configuration, without_password
+
+_FIELDS = ("id", "pid", "host", "model", "state", "running", "waiting")
+
+
+def run(configuration: Configuration, *, as_json: bool) -> int:
+    """Print the workers as a table or as a JSON list; returns the exit status (1: Redis is away)."""
+    settings = configuration.settings
+    try:
+        with sync_redis(settings) as client:
+            workers = live_workers_sync(client, Keys(settings.key_prefix), settings.worker_dead_after)
+    except (redis.RedisError, ValueError) as error:
+        print(f"tgq: no answer from {without_password(settings.broker_url)}: {error}", file=sys.stderr)
+        return 1
+    rows = [{name: getattr(worker, name) for name in _FIELDS} for worker in workers]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    for row, worker in zip(rows, workers, strict=True):
+        row["state"] = _state(worker)
+    print_columns([tuple(name.upper() for name in _FIELDS), *([str(row[name]) for name in _FIELDS] for row in rows)])
+    return 0
+
+
+def _state(worker: WorkerRecord) -> str:
+    return worker.state if worker.progress >= 1 else f"{worker.state} {worker.progress:.0%}"

@@ -1,0 +1,124 @@
+"""`tgq web`: a web node, that is gunicorn with `WEB_CONCURRENCY` processes of the ASGI application."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gunicorn.app.base import BaseApplication
+from gunicorn.glogging import Logger
+
+from common.logs import configure_logging
+from common.settings import Settings
+from ops.child_process import die_with_parent
+from ops.configuration import Configuration
+from ops.ports import PortTaken, check_port
+
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+KEEP_ALIVE_SECONDS = 120
+"""Idle connections are kept this long: longer than the load balancers in front of it keep theirs (60 s is common)."""
+SILENCE_SECONDS = 120
+"""A process whose event loop stands still this long is killed; starting, with a tokenizer to load, counts too."""
+
+
+def run(configuration: Configuration) -> int:
+    """Serve until told to stop; returns the exit status. SIGTERM drains, a second signal ends it at once."""
+    settings = configuration.settings
+    try:
+        check_port(settings.hostname, settings.port)
+    except PortTaken as error:
+        print(f"tgq: {error}; PORT and HOSTNAME choose another address", file=sys.stderr)
+        return 1
+    configure_logging(settings)
+    with _metrics_directory():
+        try:
+            _Server(settings).run()
+        except SystemExit as stopped:
+            return stopped.code if isinstance(stopped.code, int) else 1
+    return 0
+
+
+class _Server(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
+    """gunicorn, told everything here: its own configuration files and variables are not read."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._options = _options(settings)
+        super().__init__()
+
+    def load_config(self) -> None:
+        for name, value in self._options.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> Any:
+        return importlib.import_module("web.asgi").app
+
+
+class _Logger(Logger):  # type: ignore[misc]  # gunicorn has no types
+    """gunicorn's messages in the form of all the others."""
+
+    def setup(self, cfg: Any) -> None:
+        super().setup(cfg)
+        self.error_log.handlers.clear()
+        self.error_log.propagate = True
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    host = f"[{settings.hostname}]" if ":" in settings.hostname else settings.hostname
+    return {
+        "bind": f"{host}:{settings.port}",
+        "proc_name": "tgq-web",
+        "workers": settings.web_concurrency,
+        "worker_class": "ops.draining_worker.DrainingWorker",
+        "asgi_loop": "uvloop",
+        "asgi_lifespan": "on",
+        # The application notices a client that left by itself and cancels its job over Redis; this is how long that may take.
+        "asgi_disconnect_grace_period": math.ceil(settings.redis_timeout + settings.redis_connect_timeout + 2),
+        "keepalive": KEEP_ALIVE_SECONDS,
+        "timeout": SILENCE_SECONDS,
+        "graceful_timeout": max(1, math.ceil(settings.graceful_termination_timeout)),
+        "loglevel": settings.log_level,
+        "logger_class": _Logger,
+        "control_socket_disable": True,
+        "post_fork": _after_fork,
+        "child_exit": _after_exit,
+    }
+
+
+def _after_fork(arbiter: Any, worker: Any) -> None:
+    # gunicorn's processes notice a killed master themselves, but then drain for the whole grace period.
+    die_with_parent(arbiter.pid)
+
+
+def _after_exit(arbiter: Any, worker: Any) -> None:
+    from prometheus_client.multiprocess import mark_process_dead
+
+    mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _metrics_directory() -> Iterator[None]:
+    """The folder in which the processes of this node share their metrics; empty at the start, gone at the end.
+
+    A folder that was given is emptied of old metrics and stays. prometheus_client looks for it when it is first imported.
+    """
+    master = os.getpid()
+    given = os.environ.get(METRICS_VARIABLE)
+    directory = Path(given or tempfile.mkdtemp(prefix="tgq-metrics-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    for old in directory.glob("*.db"):
+        old.unlink()
+    os.environ[METRICS_VARIABLE] = str(directory)
+    try:
+        yield
+    finally:
+        # Forked processes leave through here as well.
+        if not given and os.getpid() == master:
+            shutil.rmtree(directory, ignore_errors=True)

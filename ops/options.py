@@ -1,0 +1,92 @@
+"""Command-line flags for all settings, made from the settings class."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from common.settings import Settings
+from ops.configuration import BadSetting, Configuration, flag, variables
+from ops.settings_docs import setting_docs
+
+BAD_USAGE = 2
+_SHORT = {"port": "-p", "graceful_termination_timeout": "-g"}
+
+
+def with_settings(command: Callable[..., int]) -> Callable[..., None]:
+    """Turn `command(configuration, **own options) -> exit status` into a command with a flag for every setting.
+
+    Flags are text here and checked by the settings class, so that a flag and its variable fail with the same words: one
+    line that names the setting, exit status 2.
+    """
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        flags = {name: _text(given.pop(name)) for name in Settings.model_fields if given[name] not in (None, [])}
+        own = {name: value for name, value in given.items() if name not in Settings.model_fields}
+        try:
+            configuration = Configuration.load(flags)
+        except BadSetting as error:
+            for line in str(error).splitlines():
+                typer.echo(f"tgq: {line}", err=True)
+            raise typer.Exit(BAD_USAGE) from None
+        configuration.export()
+        raise typer.Exit(command(configuration, **own))
+
+    signature = inspect.signature(command, eval_str=True)
+    own_parameters = list(signature.parameters.values())[1:]
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*own_parameters, *(_parameter(name) for name in Settings.model_fields)], return_annotation=None
+    )
+    run.__annotations__ = {}
+    return run
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    names = [flag(name)]
+    names += [flag(variable.lower()) for variable in variables(name)[1:] if not variable.startswith("TGQ_")]
+    names += [_SHORT[name]] if name in _SHORT else []
+    hint = f"{setting_docs().get(name, '')} [{variables(name)[0]}; {_default(name)}]".strip()
+    option = typer.Option(*names, help=hint, show_default=False, metavar=_metavar(name), rich_help_panel="Settings")
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_flag_type(name), option]
+    )
+
+
+def _default(name: str) -> str:
+    value = Settings.model_fields[name].get_default(call_default_factory=True)
+    return "no default" if value is None or value == [] else f"default {value}"
+
+
+def _flag_type(name: str) -> Any:
+    annotation = _annotation(name)
+    if annotation is bool:
+        return bool | None
+    return list[str] | None if typing.get_origin(annotation) is list else str | None
+
+
+def _metavar(name: str) -> str | None:
+    annotation = _annotation(name)
+    if typing.get_origin(annotation) is typing.Literal:
+        return "|".join(typing.get_args(annotation))
+    return None if annotation is bool else {int: "NUMBER", float: "NUMBER"}.get(annotation, "TEXT")
+
+
+def _annotation(name: str) -> Any:
+    """The field's type without `None`."""
+    annotation = Settings.model_fields[name].annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return next(choice for choice in typing.get_args(annotation) if choice is not type(None))
+    return annotation
+
+
+def _text(value: str | bool | list[str]) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, list) else value

@@ -1,0 +1,189 @@
+"""The whole service on one machine: what starts in which order, what is kept running, what stops in which order."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import redis
+
+from common.keys import Keys
+from common.redis_clients import sync_redis
+from common.registry import live_workers_sync
+from common.settings import Settings
+from ops.embedded_redis import EmbeddedRedis, RedisUnavailable
+from ops.ports import check_port, free_port
+from ops.serving.child import Child, ChildFailed
+from ops.serving.model import ModelPreparation
+from ops.serving.view import View
+from ops.serving.welcome import local_address, welcome
+
+POLL_SECONDS = 0.1
+LOOK_SECONDS = 0.5
+"""Between two looks at the service while it starts."""
+STOP_MARGIN = 5.0
+"""Seconds a child has beyond the grace period to end before it is killed."""
+
+
+class Stopped(Exception):
+    """Somebody asked for the end while the service was starting or running."""
+
+
+class Service:
+    """Redis, workers and a web node as children of this process.
+
+    `stop_signals` counts the requests to stop: the first one stops in order, another one kills.
+    """
+
+    def __init__(self, settings: Settings, view: View) -> None:
+        self.stop_signals = 0
+        self._view = view
+        port = settings.port or free_port(settings.hostname)
+        self._directory = Path(tempfile.mkdtemp(prefix="tgq-"))
+        self._redis = EmbeddedRedis(self._directory / "redis") if settings.redis_url is None else None
+        self._settings = settings
+        self._port = port
+        self._model = ModelPreparation(view)
+        self._workers: list[Child] = []
+        self._web: Child | None = None
+
+    def run(self) -> int:
+        """Start everything, keep it running until it is told to stop, stop everything.
+
+        Returns the exit status: 0 after an orderly stop, 130 after a kill.
+
+        Raises:
+            ChildFailed, RedisUnavailable, PortTaken: the service cannot start; nothing of it is left running.
+        """
+        try:
+            with contextlib.suppress(Stopped):
+                self._start()
+                self._wait_until_ready()
+                self._keep_running()
+            return self._stop()
+        finally:
+            self._kill()
+            self._view.done()
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    @property
+    def _address(self) -> str:
+        return local_address(self._settings.hostname, self._port)
+
+    def _start(self) -> None:
+        check_port(self._settings.hostname, self._port)
+        if self._model.needed(self._settings):
+            self._model.start()
+            while (status := self._model.poll()) is None:
+                self._pause()
+            if status != 0:
+                raise ChildFailed("the default model could not be prepared (see above)")
+        self._view.progress("starting", 0.0)
+        environment = os.environ | {"PORT": str(self._port)}
+        if self._redis is not None:
+            self._redis.start()
+            environment["REDIS_URL"] = self._redis.url
+            self._settings = self._settings.model_copy(update={"redis_url": self._redis.url})
+        count = self._settings.workers
+        names = [f"worker-{number}" for number in range(1, count + 1)] if count > 1 else ["worker"]
+        self._workers = [Child(name, ["worker"], environment, self._view) for name in names]
+        metrics = {"PROMETHEUS_MULTIPROC_DIR": str(self._directory / "metrics")}
+        self._web = Child("web", ["web"], environment | metrics, self._view)
+        for child in (*self._workers, self._web):
+            child.start()
+
+    def _wait_until_ready(self) -> None:
+        next_look = 0.0
+        while True:
+            self._tend()
+            if time.monotonic() >= next_look:
+                if self._healthy():
+                    break
+                self._view.progress("loading the model", self._load_progress())
+                next_look = time.monotonic() + LOOK_SECONDS
+            self._pause()
+        self._view.done()
+        for child in self._children:
+            child.works = True
+        print(welcome(self._settings, self._address), flush=True)
+
+    def _keep_running(self) -> None:
+        while True:
+            self._tend()
+            self._pause()
+
+    def _tend(self) -> None:
+        for child in self._children:
+            child.tend()
+        if self._redis is not None and not self._redis.running:
+            self._view.line("tgq: the embedded Redis ended; starting it again")
+            try:
+                self._redis.start()
+            except RedisUnavailable as error:
+                self._view.line(f"tgq: {error}")
+                time.sleep(1.0)  # The next look tries again.
+
+    def _stop(self) -> int:
+        """Stop in order, so that what still runs has what it needs: web nodes drain, workers finish, Redis goes last."""
+        self._view.done()
+        self._view.line("tgq: stopping; once more to end it at once")
+        self._model.stop()
+        for children in ([self._web] if self._web else [], self._workers):
+            for child in children:
+                child.terminate()
+            deadline = time.monotonic() + self._settings.graceful_termination_timeout + STOP_MARGIN
+            while any(child.alive for child in children):
+                if self.stop_signals > 1:
+                    return 130
+                if time.monotonic() > deadline:
+                    self._view.line("tgq: the grace period is over; ending what is left")
+                    break
+                time.sleep(POLL_SECONDS)
+            for child in children:
+                child.kill()
+        if self._redis is not None:
+            self._redis.stop()
+        return 0
+
+    def _kill(self) -> None:
+        self._model.stop()
+        for child in self._children:
+            child.kill()
+        if self._redis is not None:
+            self._redis.kill()
+
+    @property
+    def _children(self) -> list[Child]:
+        return [*self._workers, *([self._web] if self._web else [])]
+
+    def _pause(self) -> None:
+        if self.stop_signals:
+            raise Stopped
+        time.sleep(POLL_SECONDS)
+
+    def _healthy(self) -> bool:
+        address = urlsplit(self._address)
+        connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=2)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _load_progress(self) -> float:
+        """How far the workers' engines have loaded, 0 to 1; the slowest one counts."""
+        try:
+            with sync_redis(self._settings) as client:
+                keys = Keys(self._settings.key_prefix)
+                records = live_workers_sync(client, keys, self._settings.worker_dead_after)
+        except redis.RedisError:
+            return 0.0
+        return min((record.progress for record in records), default=0.0)

@@ -1,0 +1,94 @@
+"""What a person sees while the service starts: a bar on a terminal, a line now and then elsewhere.
+
+All of it goes to standard error; standard output has the address and the `curl` line alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+SECONDS_BETWEEN_LINES = 3.0
+
+
+class View(Protocol):
+    """Where progress and the children's output go. `line` may be called from any thread."""
+
+    def line(self, text: str) -> None:
+        """Show one line of output, without its line end."""
+
+    def progress(self, stage: str, fraction: float) -> None:
+        """What is being done and how much of it, 0 to 1."""
+
+    def done(self) -> None:
+        """No more progress will come; lines may."""
+
+
+def view_for_stderr() -> View:
+    return TerminalView() if sys.stderr.isatty() else LineView()
+
+
+class LineView:
+    """For files, pipes and log collectors."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stage = ""
+        self._next = 0.0
+
+    def line(self, text: str) -> None:
+        # Nobody may be reading any more; the service goes on, and so must the children's output.
+        with self._lock, contextlib.suppress(OSError):
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+
+    def progress(self, stage: str, fraction: float) -> None:
+        now = time.monotonic()
+        if now >= self._next or stage != self._stage:
+            self._stage, self._next = stage, now + SECONDS_BETWEEN_LINES
+            self.line(f"tgq: {stage}: {fraction:.0%}")
+
+    def done(self) -> None:
+        self._stage = ""
+
+
+class TerminalView:
+    """One bar at the bottom of the terminal, lines above it."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+
+    def line(self, text: str) -> None:
+        # The children's own colours are kept.
+        self._console.print(Text.from_ansi(text), soft_wrap=True)
+
+    def progress(self, stage: str, fraction: float) -> None:
+        if self._bar is None:
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.percentage:>3.0f} %"),
+                TimeElapsedColumn(),
+                console=self._console,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._task = self._bar.add_task(stage, total=1.0)
+            self._bar.start()
+        self._bar.update(self._task, description=stage, completed=fraction)
+
+    def done(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

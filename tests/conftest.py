@@ -1,0 +1,25 @@
+"""Fixtures every test may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from ops.embedded_redis import EmbeddedRedis
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    """A real server for the whole run. Tests that kill or freeze a server start one of their own."""
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: EmbeddedRedis) -> str:
+    """URL of the shared server, emptied for this test."""
+    with redis.Redis.from_url(redis_server.url, socket_timeout=5) as client:
+        client.flushall()
+    return redis_server.url

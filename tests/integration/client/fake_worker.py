@@ -1,0 +1,257 @@
+"""A worker made of a few coroutines: it takes jobs from the real queue and publishes real frames."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from common.background import stop_tasks
+from common.celery_message import job_of
+from common.client import GenerationClient
+from common.keys import WORKER_RECORD_SECONDS, Keys
+from common.parameters import GenerationParameters
+from common.redis_clients import async_redis
+from common.settings import Settings
+from common.wire import (
+    WIRE_VERSION,
+    Accepted,
+    Cancel,
+    Cancelled,
+    Control,
+    Finish,
+    Frame,
+    FrameBody,
+    Job,
+    Release,
+    Resend,
+    StepFrames,
+    Token,
+    Tokens,
+    WorkerRecord,
+    decode_control,
+    encode_json,
+    encode_msgpack,
+)
+
+MODEL = "scripted"
+
+Behaviour = Callable[["FakeWorker", Job], Awaitable[None]]
+
+
+def token(index: int) -> Token:
+    return Token(index, f"<{index}>", -0.5, False)
+
+
+def text_of(tokens: list[Token]) -> str:
+    return "".join(token.text for token in tokens)
+
+
+def expected_text(count: int) -> str:
+    return text_of([token(index) for index in range(count)])
+
+
+def parameters(count: int = 5) -> GenerationParameters:
+    return GenerationParameters(max_new_tokens=count, seed=1)
+
+
+def settings_for(url: str, **values: Any) -> Settings:
+    return Settings.of(redis_url=url, model_id=MODEL, **values)
+
+
+class FakeWorker:
+    """Runs `behaviour` for every job; `frames` keeps what was sent, as a worker's outbox does."""
+
+    def __init__(self, settings: Settings, behaviour: Behaviour) -> None:
+        self.id = f"fake-{secrets.token_hex(4)}"
+        self.keys = Keys(settings.key_prefix)
+        self.redis = async_redis(settings)
+        self.frames: dict[str, list[Frame]] = {}
+        self.jobs: dict[str, Job] = {}
+        self.cancelled: list[str] = []
+        self.released: list[str] = []
+        self.resends: list[Resend] = []
+        self.answer_resends = True
+        self.beating = True
+        self.taking = True
+        self.go = asyncio.Event()
+        """For behaviours that wait for their test."""
+        self._behaviour = behaviour
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    async def start(self) -> None:
+        await self._beat_once()
+        listening = asyncio.Event()
+        self._tasks = [asyncio.create_task(work) for work in (self._take(), self._listen(listening), self._beat())]
+        await listening.wait()
+
+    async def stop(self) -> None:
+        await stop_tasks([*self._tasks, *self._running.values()])
+        await self.redis.aclose()
+
+    # -- what behaviours use
+
+    async def emit(self, job: Job, *bodies: FrameBody, lose: bool = False, attempt: int | None = None) -> None:
+        """Number and publish frames as one step; `lose`: number them only."""
+        sent = self.frames.setdefault(job.id, [])
+        new = [Frame(job.id, attempt or job.attempt, len(sent) + index, body) for index, body in enumerate(bodies)]
+        sent.extend(new)
+        if not lose:
+            await self.publish(job, new)
+
+    async def publish(self, job: Job, frames: list[Frame], worker: str | None = None) -> None:
+        assert job.reply_to is not None
+        message = encode_msgpack(StepFrames(WIRE_VERSION, worker or self.id, frames))
+        while True:
+            with suppress(RedisError):
+                if await self.redis.publish(job.reply_to, message):
+                    return
+            await asyncio.sleep(0.05)
+
+    async def accept(self, job: Job) -> None:
+        await self.emit(job, Accepted(self.id))
+
+    # -- inside
+
+    async def _take(self) -> None:
+        queue = self.keys.queue(MODEL, "interactive")
+        while True:
+            message = None
+            with suppress(RedisError):
+                message = await self.redis.rpop(queue) if self.taking else None
+            if message is None:
+                await asyncio.sleep(0.002)
+                continue
+            assert isinstance(message, bytes)
+            job = job_of(json.loads(json.loads(message)["body"])[0])
+            if await self.redis.exists(self.keys.cancelled(job.id)):
+                self.cancelled.append(job.id)
+                continue
+            self.jobs[job.id] = job
+            self._running[job.id] = asyncio.create_task(self._run(job))
+
+    async def _run(self, job: Job) -> None:
+        try:
+            await self._behaviour(self, job)
+        finally:
+            self._running.pop(job.id, None)
+
+    async def _listen(self, listening: asyncio.Event) -> None:
+        while True:
+            subscription = self.redis.pubsub()
+            try:
+                await subscription.subscribe(self.keys.control, self.keys.control_of(self.id))
+                listening.set()
+                while True:
+                    message = await subscription.get_message(ignore_subscribe_messages=True, timeout=1.0)
+                    if message is not None and message["type"] == "message":
+                        await self._obey(decode_control(message["data"]))
+            except RedisError:
+                await asyncio.sleep(0.05)
+            finally:
+                with suppress(RedisError):
+                    await subscription.aclose()  # type: ignore[no-untyped-call]
+
+    async def _obey(self, message: Control) -> None:
+        match message:
+            case Cancel(request):
+                task = self._running.pop(request, None)
+                if task is not None:
+                    task.cancel()
+                    self.cancelled.append(request)
+                    await self.emit(self.jobs[request], Cancelled())
+            case Release(requests):
+                self.released.extend(requests)
+                for request in requests:
+                    self.frames.pop(request, None)
+            case Resend(request, attempt, start):
+                self.resends.append(message)
+                if self.answer_resends and request in self.frames:
+                    frames = [frame for frame in self.frames[request][start:] if frame.attempt == attempt]
+                    if frames:
+                        await self.publish(self.jobs[request], frames)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(0.2)
+            if self.beating:
+                with suppress(RedisError):
+                    await self._beat_once()
+
+    async def _beat_once(self) -> None:
+        record = WorkerRecord(
+            id=self.id,
+            pid=os.getpid(),
+            engine_pid=None,
+            host="test",
+            model=MODEL,
+            state="ready",
+            started_at=time.time(),
+        )
+        seconds, micros = await self.redis.time()
+        await self.redis.zadd(self.keys.workers, {self.id: seconds + micros / 1e6})
+        await self.redis.set(self.keys.worker(self.id), encode_json(record), ex=WORKER_RECORD_SECONDS)
+
+
+def finish(count: int) -> Finish:
+    return Finish("length", count, 0.1)
+
+
+async def answer_all(worker: FakeWorker, job: Job) -> None:
+    """Accepts, then one token a step, without a pause."""
+    await worker.accept(job)
+    count = job.parameters.max_new_tokens
+    for index in range(count):
+        await worker.emit(job, Tokens(index, [token(index)], finish(count) if index == count - 1 else None))
+
+
+async def accept_and_hang(worker: FakeWorker, job: Job) -> None:
+    await worker.accept(job)
+    await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def running(
+    settings: Settings, behaviour: Behaviour = answer_all
+) -> AsyncIterator[tuple[GenerationClient, FakeWorker]]:
+    """A started client beside a started fake worker."""
+    worker = FakeWorker(settings, behaviour)
+    client = GenerationClient(settings)
+    await worker.start()
+    await client.start()
+    try:
+        yield client, worker
+    finally:
+        await client.close()
+        await worker.stop()
+
+
+async def read_all(client: GenerationClient, count: int = 5) -> str:
+    tokens: list[Token] = []
+    async with client.generate(client.new_job([1, 2, 3], parameters(count))) as stream:
+        async for step in stream:
+            assert step.offset == len(tokens)
+            tokens += step.tokens
+    assert stream.finish is not None
+    assert stream.finish.generated_tokens == count
+    return text_of(tokens)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Wait for something that happens elsewhere."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.005)

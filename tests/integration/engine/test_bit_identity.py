@@ -1,0 +1,103 @@
+"""On CPU a token's logits are the same bits however it came to be computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from workers.engine.model_runner import TransformersRunner
+
+if TYPE_CHECKING:
+    from tests.integration.engine.conftest import Driver
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_chunks_of_any_size_equal_the_whole_prompt(driver: Driver, prose: list[int], threads: int) -> None:
+    torch.set_num_threads(threads)
+    ids = prose[:560]  # longer than the attention kernel's own block of 512 keys
+    whole = driver.whole(ids)
+    assert np.array_equal(driver.in_chunks(ids, [128]), whole)
+    assert np.array_equal(driver.in_chunks(ids, [1, 63, 2, 200, 97]), whole)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_decoding_equals_prefill_across_spans_of_keys(driver: Driver, prose: list[int], threads: int) -> None:
+    torch.set_num_threads(threads)
+    ids = prose[:523]
+    whole = driver.whole(ids)
+    for first in (56, 508):
+        sequence = driver.sequence(ids[: first + 15])
+        driver.step((sequence, first))
+        decoded = [driver.step((sequence, 1))[0][0] for _ in range(15)]
+        driver.free(sequence)
+        assert np.array_equal(np.stack(decoded), whole[first : first + 15])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_sequence_computes_the_same_in_any_company(driver: Driver, prose: list[int], threads: int) -> None:
+    torch.set_num_threads(threads)
+    ids = prose[100:180]
+    whole = driver.whole(ids)
+    mine = driver.sequence(ids)
+    others = [driver.sequence(prose[7 * i : 7 * i + 40 + i]) for i in range(12)]
+    found = driver.step((others[0], 30), (mine, 50), (others[1], 1))
+    logits = [found[1]]
+    for position in range(50, 80):
+        # The others prefill, decode, come and go.
+        company = [(other, 1 + (i + position) % 3) for i, other in enumerate(others) if (i + position) % 4 == 0]
+        company = [(other, count) for other, count in company if other.computed + count <= len(other.ids)]
+        middle = len(company) // 2
+        shares = [*company[:middle], (mine, 1), *company[middle:]]
+        logits.append(driver.step(*shares)[middle])
+    driver.free(mine, *others)
+    assert np.array_equal(np.concatenate(logits), whole)
+
+
+def test_prefilling_prompt_and_answer_equals_having_generated_it(driver: Driver, prose: list[int]) -> None:
+    first = driver.sequence(prose[:90])
+    (logits,) = driver.step((first, 90))
+    rows = [logits[-1]]
+    for _ in range(12):
+        first.ids.append(int(rows[-1].argmax()))
+        rows.append(driver.step((first, 1))[0][0])
+    driver.free(first)
+    again = driver.whole(list(first.ids))
+    assert np.array_equal(again[89:], np.stack(rows))
+
+
+def test_a_freed_extent_leaks_nothing_to_its_next_owner(
+    driver: Driver, runner: TransformersRunner, prose: list[int]
+) -> None:
+    ids = prose[200:270]
+    clean = driver.whole(ids)
+    # What a sequence whose values overflowed would leave behind.
+    pool = runner._backend.pool  # type: ignore[attr-defined]
+    for tensor in (*pool.keys.values(), *pool.values.values()):
+        tensor[runner.block_size :].fill_(float("nan"))
+    try:
+        assert np.array_equal(driver.whole(ids), clean)
+        assert np.array_equal(driver.in_chunks(ids, [61, 1]), clean)
+    finally:
+        for tensor in (*pool.keys.values(), *pool.values.values()):
+            tensor.zero_()
+
+
+def test_only_the_rows_asked_for_are_returned_in_plan_order(
+    driver: Driver, runner: TransformersRunner, prose: list[int]
+) -> None:
+    from workers.engine.plan import Row, StepPlan
+
+    whole = driver.whole(prose[:30])
+    long, short, silent = (driver.sequence(prose[:n]) for n in (30, 5, 20))
+    # Staged in another order than planned: decode rows come last.
+    driver.step((short, 4))
+    plan = StepPlan([Row(short, 4, 1, 1), Row(silent, 0, 20, 0), Row(long, 0, 30, 3)])
+    logits = runner.forward(plan)
+    assert logits.shape == (4, runner.vocab_size)
+    assert np.array_equal(logits[0], whole[4])
+    assert np.array_equal(logits[1:], whole[27:])
+    assert runner.forward(StepPlan([Row(silent, 0, 20, 0)])).shape == (0, runner.vocab_size)
+    driver.free(long, short, silent)

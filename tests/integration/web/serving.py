@@ -1,0 +1,134 @@
+"""A real web node on a tiny tokenizer, answered by the fake worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from common.settings import Settings
+from common.wire import Failed, Finish, Job, Token, Tokens
+from ops.ports import free_port
+from tests.byte_model import EOS, write_byte_model
+from tests.integration.client.fake_worker import Behaviour, FakeWorker, settings_for
+
+
+class WebNode:
+    """`tgq web` as a process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+        self.process = process
+        self.url = url
+        self._log = log
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        """The structured lines logged so far."""
+        lines = self._log.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def log_text(self) -> str:
+        return self._log.read_text(encoding="utf-8")
+
+
+@contextmanager
+def web_node(folder: Path, redis_url: str, **settings: Any) -> Iterator[WebNode]:
+    """A running web node; `settings` are fields of `Settings`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "models").exists():
+        write_byte_model(folder)
+    port = free_port("127.0.0.1")
+    values = {
+        "cache_dir": folder,
+        "redis_url": redis_url,
+        "model_id": "scripted",
+        "hostname": "127.0.0.1",
+        "port": port,
+    }
+    environment = {Settings.variable(name): str(value) for name, value in (values | settings).items()}
+    log = folder / f"web-{port}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ops.cli", "web"], env=os.environ | environment, stdout=output, stderr=output
+        )
+    node = WebNode(process, f"http://127.0.0.1:{port}", log)
+    try:
+        _wait_for(node)
+        yield node
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _wait_for(node: WebNode) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            httpx.get(f"{node.url}/info")
+            return
+        except httpx.HTTPError:
+            assert node.process.poll() is None, node.log_text()
+            assert time.monotonic() < deadline, node.log_text()
+            time.sleep(0.05)
+
+
+@asynccontextmanager
+async def worker(url: str, behaviour: Behaviour) -> AsyncIterator[FakeWorker]:
+    fake = FakeWorker(settings_for(url), behaviour)
+    await fake.start()
+    try:
+        yield fake
+    finally:
+        await fake.stop()
+
+
+def spoken(text: str) -> list[Token]:
+    """One token a character, and the end-of-text token."""
+    return [*(Token(ord(char) % 256, char, -0.25, False) for char in text), Token(EOS, "<end>", -0.125, True)]
+
+
+def saying(text: str) -> Behaviour:
+    """Emits the characters of `text`, one a step, then ends by itself."""
+
+    async def behave(fake: FakeWorker, job: Job) -> None:
+        await fake.accept(job)
+        tokens = spoken(text)
+        for index, token in enumerate(tokens):
+            last = index == len(tokens) - 1
+            await fake.emit(job, Tokens(index, [token], Finish("eos_token", len(tokens), 0.01) if last else None))
+
+    return behave
+
+
+def failing_after(count: int) -> Behaviour:
+    async def behave(fake: FakeWorker, job: Job) -> None:
+        await fake.accept(job)
+        for index, token in enumerate(spoken("x" * count)[:count]):
+            await fake.emit(job, Tokens(index, [token]))
+        await fake.emit(job, Failed("generation", "Request failed during generation: broken on purpose"))
+
+    return behave
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The events of a stream, which must be made of `data: ` frames and comments only."""
+    assert text.endswith("\n\n")
+    found = []
+    for frame in text.removesuffix("\n\n").split("\n\n"):
+        if frame != ":":
+            assert frame.startswith("data: {")
+            assert "\n" not in frame
+            found.append(json.loads(frame.removeprefix("data: ")))
+    return found

@@ -1,0 +1,100 @@
+"""Each rule against its definition in plain arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.engine import processors
+from workers.engine.processors import Scores
+
+values = st.lists(st.sampled_from([-3.0, -1.5, 0.0, 0.25, 1.0, 2.5, 2.5, 4.0]), min_size=1, max_size=12)
+
+
+def scores_of(numbers: list[float]) -> Scores:
+    return np.array(numbers, dtype=np.float32)
+
+
+def kept(scores: Scores) -> list[int]:
+    return np.flatnonzero(scores > -np.inf).tolist()
+
+
+def probabilities(scores: Scores) -> Scores:
+    shares = np.exp(scores.astype(np.float64) - scores.max())
+    return np.asarray(shares / shares.sum())
+
+
+def test_repetition_penalty_divides_and_multiplies_once_per_token() -> None:
+    scores = scores_of([2.0, -2.0, 1.0, 0.0])
+    processors.penalise_repetition(scores, 2.0, [0, 0, 1, 3, 1])
+    assert scores.tolist() == [1.0, -4.0, 1.0, 0.0]
+
+
+def test_frequency_penalty_is_relative_to_the_length() -> None:
+    scores = scores_of([1.0, 1.0, 1.0])
+    processors.penalise_frequency(scores, 2.0, [0, 0, 0, 1])
+    assert scores.tolist() == [-0.5, 0.5, 1.0]
+
+
+@given(values, st.integers(1, 15))
+def test_top_k_keeps_ties(numbers: list[float], k: int) -> None:
+    scores = scores_of(numbers)
+    threshold = sorted(numbers, reverse=True)[min(k, len(numbers)) - 1]
+    processors.keep_top_k(scores, k)
+    assert kept(scores) == [i for i, number in enumerate(numbers) if number >= threshold]
+
+
+@given(values, st.floats(0.05, 0.99))
+def test_top_p_is_the_smallest_set_that_reaches_p(numbers: list[float], p: float) -> None:
+    scores = scores_of(numbers)
+    shares = probabilities(scores)
+    processors.keep_top_p(scores, p)
+    keeps = kept(scores)
+    assert keeps
+    threshold = min(numbers[i] for i in keeps)
+    assert keeps == [i for i, number in enumerate(numbers) if number >= threshold]
+    assert shares[keeps].sum() >= p - 1e-6
+    better = [i for i in keeps if numbers[i] > threshold]
+    assert shares[better].sum() < p + 1e-6
+
+
+@given(values, st.floats(0.05, 0.99))
+def test_typical_keeps_the_least_surprising_surprises(numbers: list[float], p: float) -> None:
+    scores = scores_of(numbers)
+    shares = probabilities(scores)
+    entropy = -(shares * np.log(shares)).sum()
+    distance = np.abs(-np.log(shares) - entropy).round(9)
+    processors.keep_typical(scores, p)
+    keeps = kept(scores)
+    assert keeps
+    farthest = max(distance[i] for i in keeps)
+    assert keeps == [i for i in range(len(numbers)) if distance[i] <= farthest]
+    assert shares[keeps].sum() >= p - 1e-6
+    nearer = [i for i in keeps if distance[i] < farthest]
+    assert shares[nearer].sum() < p + 1e-6
+
+
+@pytest.mark.parametrize("rule", [processors.keep_top_p, processors.keep_typical])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 4.0])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9, 0.99])
+def test_sorting_a_part_gives_what_sorting_all_gives(
+    monkeypatch: pytest.MonkeyPatch, rule: Callable[[Scores, float], None], scale: float, p: float
+) -> None:
+    logits = np.random.default_rng(0).normal(scale=scale, size=10_000).astype(np.float32)
+    partly, wholly = logits.copy(), logits.copy()
+    rule(partly, p)
+    monkeypatch.setattr(processors, "_SORTED_WIDTHS", ())
+    rule(wholly, p)
+    assert kept(partly) == kept(wholly)
+
+
+def test_rules_leave_ruled_out_tokens_out() -> None:
+    scores = scores_of([1.0, 2.0, 3.0, 2.9])
+    processors.keep_top_k(scores, 2)
+    processors.keep_top_p(scores, 0.99)
+    processors.keep_typical(scores, 0.9)
+    assert set(kept(scores)) <= {2, 3}

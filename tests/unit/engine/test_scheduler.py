@@ -1,0 +1,179 @@
+"""Order, budget, room: what each step holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.engine.support import make_job
+from workers.engine.block_pool import BlockPool
+from workers.engine.plan import StepPlan
+from workers.engine.scheduler import Scheduler
+from workers.engine.sequence import Sequence
+
+
+def make_scheduler(
+    blocks: int = 100, block_size: int = 4, batch: int = 4, prefill: int = 10, *, contiguous: bool = True
+) -> Scheduler:
+    pool = BlockPool(blocks, block_size, contiguous=contiguous)
+    return Scheduler(pool, max_batch_size=batch, max_prefill_tokens=prefill)
+
+
+def add(scheduler: Scheduler, name: str, prompt: int, *, arrival: int = 0, **job: Any) -> Sequence:
+    sequence = Sequence(make_job(list(range(1, prompt + 1)), id=name, **job), arrival)
+    scheduler.add(sequence)
+    return sequence
+
+
+def plan(scheduler: Scheduler, held: dict[str, float] | None = None) -> StepPlan:
+    return scheduler.plan(0.0, lambda sequence: (held or {}).get(sequence.job.id, 0.0))
+
+
+def advance(step: StepPlan) -> None:
+    """What the engine does with a computed step."""
+    for row in step.rows:
+        row.sequence.computed = row.start + row.count
+        if row.sequence.remaining == 0:
+            row.sequence.ids.append(9)
+
+
+def shown(step: StepPlan) -> list[tuple[str, int, int, int]]:
+    return [(row.sequence.job.id, row.start, row.count, row.logits) for row in step.rows]
+
+
+def test_decode_first_then_running_prefills_then_admissions() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, "a", 3)
+    advance(plan(scheduler))
+    add(scheduler, "b", 25)
+    assert shown(step := plan(scheduler)) == [("a", 3, 1, 1), ("b", 0, 10, 0)]
+    advance(step)
+    add(scheduler, "c", 8)
+    assert shown(step := plan(scheduler)) == [("a", 4, 1, 1), ("b", 10, 10, 0)]
+    advance(step)
+    assert shown(step := plan(scheduler)) == [("a", 5, 1, 1), ("b", 20, 5, 1), ("c", 0, 5, 0)]
+    advance(step)
+    assert shown(plan(scheduler)) == [("a", 6, 1, 1), ("b", 25, 1, 1), ("c", 5, 3, 1)]
+
+
+def test_interactive_before_batch_then_by_arrival() -> None:
+    scheduler = make_scheduler(batch=3, prefill=100)
+    add(scheduler, "old batch", 2, arrival=1, job_class="batch")
+    add(scheduler, "young", 2, arrival=4)
+    add(scheduler, "old", 2, arrival=2)
+    add(scheduler, "young batch", 2, arrival=3, job_class="batch")
+    assert [name for name, *_ in shown(plan(scheduler))] == ["old", "young", "old batch"]
+
+
+def test_batch_size_is_a_limit() -> None:
+    scheduler = make_scheduler(batch=2, prefill=100)
+    first, *_ = (add(scheduler, name, 2, arrival=i) for i, name in enumerate("abc"))
+    advance(plan(scheduler))
+    assert len(scheduler.running) == 2
+    scheduler.remove(first)
+    assert [name for name, *_ in shown(plan(scheduler))] == ["b", "c"]
+
+
+def test_room_for_the_whole_sequence_is_reserved() -> None:
+    scheduler = make_scheduler(blocks=12, block_size=4, prefill=100)
+    a = add(scheduler, "a", 5, max_new_tokens=20)
+    b = add(scheduler, "b", 4, arrival=1, max_new_tokens=12)
+    c = add(scheduler, "c", 1, arrival=2, max_new_tokens=1)
+    plan(scheduler)
+    assert (len(a.blocks), len(b.blocks), len(c.blocks)) == (7, 4, 0)
+    assert not scheduler.can_admit()
+    scheduler.remove(a)
+    assert scheduler.can_admit()
+
+
+def test_one_that_does_not_fit_is_not_overtaken() -> None:
+    scheduler = make_scheduler(blocks=11, block_size=4, prefill=100)
+    a = add(scheduler, "a", 4, max_new_tokens=20)
+    add(scheduler, "large", 20, arrival=1, max_new_tokens=20)
+    add(scheduler, "small", 1, arrival=2, max_new_tokens=1)
+    assert [name for name, *_ in shown(plan(scheduler))] == ["a"]
+    scheduler.remove(a)
+    assert [name for name, *_ in shown(plan(scheduler))] == ["large"]
+
+
+def test_a_resumed_sequence_is_a_longer_prefill() -> None:
+    scheduler = make_scheduler(prefill=100)
+    add(scheduler, "a", 5, generated_ids=[7, 7, 7])
+    assert shown(step := plan(scheduler)) == [("a", 0, 8, 1)]
+    advance(step)
+    assert shown(plan(scheduler)) == [("a", 8, 1, 1)]
+
+
+def test_prompt_logprobs_want_logits_of_the_whole_prompt_in_bounded_chunks() -> None:
+    scheduler = make_scheduler(blocks=1000, prefill=1000)
+    add(scheduler, "a", 300, prefill_logprobs=True)
+    assert shown(step := plan(scheduler)) == [("a", 0, 256, 256)]
+    advance(step)
+    assert shown(step := plan(scheduler)) == [("a", 256, 44, 44)]
+    advance(step)
+    assert shown(plan(scheduler)) == [("a", 300, 1, 1)]
+
+
+def test_what_is_not_due_is_left_out_and_holds_up_nobody() -> None:
+    scheduler = make_scheduler(prefill=100)
+    add(scheduler, "a", 3)
+    add(scheduler, "b", 3, arrival=1)
+    assert [name for name, *_ in shown(plan(scheduler, {"a": 5.0}))] == ["b"]
+    assert [s.job.id for s in scheduler.running] == ["a", "b"]
+    assert [name for name, *_ in shown(plan(scheduler))] == ["a", "b"]
+
+
+def test_expired_are_those_that_wait_past_their_deadline() -> None:
+    scheduler = make_scheduler(batch=1)
+    running = add(scheduler, "a", 2, deadline=10.0)
+    late = add(scheduler, "b", 2, arrival=1, deadline=10.0)
+    add(scheduler, "c", 2, arrival=2, deadline=11.0)
+    add(scheduler, "d", 2, arrival=3)
+    plan(scheduler)
+    assert scheduler.expired(9.9) == []
+    assert scheduler.expired(10.0) == [late]
+    assert running in scheduler.running
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 40), st.integers(1, 12)),
+        st.tuples(st.just("step"), st.just(0), st.just(0)),
+        st.tuples(st.just("remove"), st.integers(0, 100), st.just(0)),
+    ),
+    max_size=80,
+)
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+@given(actions=actions)
+def test_invariants(contiguous: bool, actions: list[tuple[str, int, int]]) -> None:
+    scheduler = make_scheduler(blocks=30, block_size=4, batch=4, prefill=16, contiguous=contiguous)
+    alive: list[Sequence] = []
+    for number, (action, x, y) in enumerate(actions):
+        if action == "add":
+            alive.append(add(scheduler, str(number), x, arrival=number, max_new_tokens=y))
+        elif action == "remove" and alive:
+            scheduler.remove(alive.pop(x % len(alive)))
+        elif action == "step":
+            could = scheduler.can_admit()
+            step = plan(scheduler)
+            assert step.rows or not (could or scheduler.running)
+            prefill = [row.count for row in step.rows if row.sequence.remaining > 1]
+            assert sum(prefill) <= 16
+            assert len({row.sequence for row in step.rows}) == len(step.rows) <= 4
+            advance(step)
+            for sequence in list(alive):
+                if sequence.generated >= sequence.job.parameters.max_new_tokens:
+                    scheduler.remove(sequence)
+                    alive.remove(sequence)
+        held = [block for sequence in scheduler.running for block in sequence.blocks]
+        assert len(held) == len(set(held)) == scheduler.pool.capacity - scheduler.pool.free_blocks
+        assert all(len(s.ids) <= len(s.blocks) * 4 for s in scheduler.running)
+        assert {*scheduler.running, *scheduler.waiting} == set(alive)
+    for sequence in alive:
+        scheduler.remove(sequence)
+    assert scheduler.pool.free_blocks == scheduler.pool.capacity

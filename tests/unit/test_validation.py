@@ -1,0 +1,174 @@
+"""TGI's rules, one by one and in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from common.errors import InvalidRequest, NotSupportedYet
+from common.limits import Limits, resolve_limits
+from common.model_files import ModelFiles, default_model_folder
+from common.protocols.tgi_request import GenerateParameters, GenerateRequest
+from common.settings import Settings
+from common.tokenizer import Tokenizer
+from common.validation import Validator, ValidRequest
+from tests.byte_model import write_byte_model
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    cache = tmp_path_factory.mktemp("model")
+    write_byte_model(cache)
+    return ModelFiles("scripted", default_model_folder(Settings.of(cache_dir=cache)))
+
+
+@pytest.fixture(scope="module")
+def validator(files: ModelFiles) -> Iterator[Validator]:
+    validator = Validator(Settings.of(), Limits(max_input_tokens=20, max_total_tokens=130), Tokenizer(files))
+    yield validator
+    validator.close()
+
+
+async def validate(validator: Validator, inputs: str = "hello", **parameters: Any) -> ValidRequest:
+    return await validator.validate(GenerateRequest(inputs=inputs, parameters=GenerateParameters(**parameters)))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"best_of": 2}, "`best_of` above 1 needs sampling"),
+        ({"temperature": 0}, "`temperature` must be strictly positive"),
+        ({"temperature": -1.0}, "`temperature` must be strictly positive"),
+        ({"repetition_penalty": 0}, "`repetition_penalty` must be strictly positive"),
+        ({"repetition_penalty": -1}, "`repetition_penalty` must be strictly positive"),
+        ({"frequency_penalty": 2.1}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
+        ({"top_p": 0}, "`top_p` must be > 0.0 and < 1.0"),
+        ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
+        ({"typical_p": 1.0}, "`typical_p` must be > 0.0 and < 1.0"),
+        ({"top_k": 0}, "`top_k` must be strictly positive"),
+        ({"top_k": -1}, "`top_k` must be strictly positive"),
+        ({"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "`stop` takes at most 4 sequences, given 5"),
+        ({"stop": ["a", ""]}, "`stop` must not hold an empty string"),
+        ({"best_of": 2, "do_sample": True, "seed": 1}, "`seed` must not be set"),
+        ({"top_n_tokens": 6}, "`top_n_tokens` must be at most 5, given 6"),
+        ({"truncate": 0}, "`truncate` must be strictly positive and at most 20, given 0"),
+        ({"truncate": 21}, "`truncate` must be strictly positive and at most 20, given 21"),
+        ({"max_new_tokens": 126}, "must be at most 130, given 5 `inputs` tokens and 126 `max_new_tokens`"),
+    ],
+)
+async def test_each_rule_names_its_field_and_limit(
+    validator: Validator, parameters: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await validate(validator, **parameters)
+    assert not isinstance(caught.value, NotSupportedYet)
+    assert caught.value.message.startswith("Input validation error: ")
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"best_of": 2, "do_sample": True},
+        {"watermark": True},
+        {"grammar": {"type": "regex", "value": "a"}},
+        {"adapter_id": "x"},
+    ],
+)
+async def test_what_is_not_done_yet_is_refused_after_the_rules(
+    validator: Validator, parameters: dict[str, Any]
+) -> None:
+    with pytest.raises(NotSupportedYet, match=f"`{next(iter(parameters))}` is not supported yet"):
+        await validate(validator, **parameters)
+    with pytest.raises(InvalidRequest, match="top_k"):
+        await validate(validator, **parameters, top_k=0)
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"frequency_penalty": -2}, {"top_n_tokens": 0}, {"best_of": 1, "seed": 0}, {"stop": []}]
+)
+async def test_the_edges_that_are_allowed(validator: Validator, parameters: dict[str, Any]) -> None:
+    await validate(validator, **parameters)
+
+
+def test_rules_of_combination(validator: Validator) -> None:
+    def check(*, stream: bool, **parameters: Any) -> None:
+        validator.check_combination(GenerateParameters(**parameters), stream=stream)
+
+    check(stream=True, best_of=1)
+    for best_of in (0, 2):
+        with pytest.raises(InvalidRequest, match="`best_of` must be 1 on a stream"):
+            check(stream=True, best_of=best_of)
+    with pytest.raises(InvalidRequest, match="decoder_input_details"):
+        check(stream=True, decoder_input_details=True)
+    check(stream=False, best_of=2, decoder_input_details=True)
+    with pytest.raises(InvalidRequest, match="at most 2, given 3"):
+        check(stream=False, best_of=3)
+
+
+async def test_an_empty_prompt_is_refused_and_a_space_is_not(validator: Validator) -> None:
+    with pytest.raises(InvalidRequest, match="`inputs` must not be empty"):
+        await validate(validator, "")
+    assert len((await validate(validator, " ")).prompt_ids) == 1
+
+
+async def test_the_longest_prompt_is_accepted_and_one_more_is_not(validator: Validator) -> None:
+    assert len((await validate(validator, "x" * 20)).prompt_ids) == 20
+    with pytest.raises(InvalidRequest, match="at most 20 tokens, given 21"):
+        await validate(validator, "x" * 21, max_new_tokens=1)
+
+
+async def test_too_long_with_the_default_answer_tells_the_true_numbers(validator: Validator) -> None:
+    with pytest.raises(InvalidRequest, match="given 31 `inputs` tokens and 100 `max_new_tokens`"):
+        await validate(validator, "x" * 31)
+
+
+async def test_truncation_keeps_the_last_tokens(validator: Validator) -> None:
+    whole = (await validate(validator, "abcdef")).prompt_ids
+    valid = await validate(validator, "abcdef", truncate=2, return_full_text=True)
+    assert valid.prompt_ids == whole[-2:]
+    assert valid.answer.input_length == 2
+    assert valid.answer.full_text_of == "abcdef"
+
+
+async def test_defaults(validator: Validator) -> None:
+    valid = await validate(validator)
+    assert valid.parameters.max_new_tokens == 100
+    assert not valid.parameters.sample
+    assert valid.answer.seed is None
+
+
+@pytest.mark.parametrize(
+    ("parameters", "samples"),
+    [
+        ({"do_sample": True}, True),
+        ({"temperature": 0.5}, True),
+        ({"temperature": 1.0}, False),
+        ({"top_k": 5}, True),
+        ({"top_p": 0.5}, True),
+        ({"typical_p": 0.5}, True),
+        ({"seed": 3}, False),
+    ],
+)
+async def test_when_sampling_happens(validator: Validator, parameters: dict[str, Any], samples: bool) -> None:
+    valid = await validate(validator, **parameters)
+    assert valid.parameters.sample is samples
+    assert (valid.answer.seed is not None) is samples
+
+
+async def test_a_seed_is_drawn_unless_given(validator: Validator) -> None:
+    drawn = {(await validate(validator, do_sample=True)).parameters.seed for _ in range(8)}
+    assert len(drawn) == 8
+    assert (await validate(validator, do_sample=True, seed=2**64 - 1)).answer.seed == 2**64 - 1
+
+
+def test_limits_come_from_settings_and_model(files: ModelFiles) -> None:
+    assert resolve_limits(Settings.of(), files) == Limits(255, 256)
+    assert resolve_limits(Settings.of(max_total_tokens=100, max_input_tokens=10), files) == Limits(10, 100)
+    with pytest.raises(ValueError, match=r"MAX_TOTAL_TOKENS \(300\).*256"):
+        resolve_limits(Settings.of(max_total_tokens=300), files)
+    with pytest.raises(ValueError, match=r"MAX_INPUT_TOKENS \(256\)"):
+        resolve_limits(Settings.of(max_input_tokens=256), files)

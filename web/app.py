@@ -1,0 +1,34 @@
+"""The web application, wired."""
+
+from __future__ import annotations
+
+from falcon.asgi import App, Request, Response
+
+from common.settings import Settings
+from web.disconnect import ASGIApp, DisconnectWatch
+from web.errors import add_error_handlers
+from web.middleware.api_key import ApiKey
+from web.middleware.cors import Cors
+from web.middleware.lifespan import Lifespan
+from web.middleware.request_id import RequestId
+from web.routes import add_routes
+from web.services import Services
+
+
+def create_app(settings: Settings) -> ASGIApp:
+    """An ASGI application; connects to Redis when the server sends `lifespan.startup`.
+
+    Raises:
+        ModelNotFound: the tokenizer's files are not there.
+        ValueError: the limits do not fit the model.
+    """
+    services = Services(settings)
+    app: App[Request, Response] = App()
+    app.add_middleware(Lifespan(services))
+    app.add_middleware(RequestId())
+    app.add_middleware(Cors(settings.cors_allow_origin))
+    app.add_middleware(ApiKey(settings.api_key))
+    app.req_options.strip_url_path_trailing_slash = True
+    add_error_handlers(app)
+    add_routes(app, services)
+    return DisconnectWatch(app, send_timeout=settings.stall_timeout)

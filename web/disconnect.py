@@ -1,0 +1,137 @@
+"""Notices a client that went away and ends its request at once, streaming or not, under any ASGI server.
+
+The framework does not: Falcon iterates `resp.stream` to its end and looks at `resp.sse`'s client only between events, and
+a responder that has not answered yet learns nothing at all. So this wrapper reads `receive` ahead once the body is read.
+When the client is gone, or reads nothing for too long, it cancels the application's task; whatever the request holds is
+let go as the task unwinds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, Literal
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_KEY = "tgq.lifetime"
+
+Cause = Literal["client_closed", "client_too_slow"]
+
+
+class RequestLifetime:
+    """One request: what it holds, and whether its client still wants the answer."""
+
+    def __init__(self, receive: Receive, send: Send, send_timeout: float) -> None:
+        self.stack = ExitStack()
+        """Closed when the request is over, however it ends. Callbacks must not block."""
+        self.gone: Cause | None = None
+        """Why nobody wants the answer any more."""
+        self._server_receive = receive
+        self._server_send = send
+        self._send_timeout = send_timeout
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task else 0
+        self._watcher: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._sending_since: float | None = None
+        self._complete = False
+
+    @staticmethod
+    def of(scope: Scope) -> RequestLifetime:
+        lifetime: RequestLifetime = scope[_KEY]
+        return lifetime
+
+    def watch(self) -> None:
+        """Watch for the client's leaving from here on; the request's body must have been read."""
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._watch())
+            self._arm()
+
+    async def receive(self) -> Mapping[str, Any]:
+        message = await self._server_receive()
+        if message["type"] == "http.disconnect":
+            self._leave("client_closed")
+            await asyncio.sleep(0)  # where the cancellation arrives
+        return message
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            # Some servers report a disconnect to whoever still listens after the last byte.
+            self._complete = True
+        self._sending_since = asyncio.get_running_loop().time()
+        try:
+            await self._server_send(message)
+        except OSError:
+            # ASGI 2.4: the connection is closed. The error itself unwinds the task.
+            self.gone = self.gone or "client_closed"
+            raise
+        self._sending_since = None
+
+    def end(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def caused(self) -> bool:
+        """Whether a cancellation that arrived was this lifetime's own, and nobody else's."""
+        return self.gone is not None and (self._task is None or self._task.uncancel() <= self._cancelling)
+
+    async def _watch(self) -> None:
+        while True:
+            message = await self._server_receive()
+            if message["type"] == "http.disconnect":
+                if not self._complete:
+                    self._leave("client_closed")
+                return
+
+    def _arm(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._send_timeout / 4, self._check_progress)
+
+    def _check_progress(self) -> None:
+        since = self._sending_since
+        if since is not None and asyncio.get_running_loop().time() - since > self._send_timeout:
+            self._leave("client_too_slow")
+        else:
+            self._arm()
+
+    def _leave(self, cause: Cause) -> None:
+        if self.gone is None and self._task is not None:
+            self.gone = cause
+            self._task.cancel()
+
+
+class DisconnectWatch:
+    """ASGI wrapper that gives every HTTP request a `RequestLifetime`.
+
+    Args:
+        app: the application.
+        send_timeout: seconds a client may take nothing of an answer before it counts as gone.
+    """
+
+    def __init__(self, app: ASGIApp, *, send_timeout: float) -> None:
+        self._app = app
+        self._send_timeout = send_timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        lifetime = RequestLifetime(receive, send, self._send_timeout)
+        scope[_KEY] = lifetime
+        try:
+            with lifetime.stack:
+                await self._app(scope, lifetime.receive, lifetime.send)
+        except asyncio.CancelledError:
+            if not lifetime.caused():
+                raise
+        except OSError:
+            if lifetime.gone is None:
+                raise
+        finally:
+            lifetime.end()

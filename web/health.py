@@ -1,0 +1,29 @@
+"""Whether a request sent now would be served."""
+
+from __future__ import annotations
+
+from redis.exceptions import RedisError
+
+from common.client.generation import GenerationClient
+from common.errors import Unhealthy
+from web.live_workers import LiveWorkers
+
+
+class HealthCheck:
+    """Redis answers, this process hears its replies, and a worker has the model loaded. Load has no part in it."""
+
+    def __init__(self, client: GenerationClient, workers: LiveWorkers) -> None:
+        self._client = client
+        self._workers = workers
+
+    async def check(self) -> None:
+        """
+        Raises:
+            Unhealthy: known within the Redis timeouts.
+        """
+        try:
+            healthy = await self._workers.ready() and self._client.connected
+        except RedisError:
+            healthy = False
+        if not healthy:
+            raise Unhealthy

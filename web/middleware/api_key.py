@@ -1,0 +1,28 @@
+"""Keeps those without the key from the routes that are protected."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any
+
+from falcon.asgi import Request, Response
+from pydantic import SecretStr
+
+from common.errors import Unauthorized
+from web.resources.resource import Resource
+
+
+class ApiKey:
+    def __init__(self, key: SecretStr | None) -> None:
+        self._key = key.get_secret_value().encode() if key is not None else None
+
+    async def process_resource(self, req: Request, resp: Response, resource: object, params: dict[str, Any]) -> None:
+        if not isinstance(resource, Resource):
+            return
+        req.context.stream = resource.streams
+        if self._key is None or not resource.protected or req.method != "POST":
+            return
+        scheme, _, given = (req.get_header("authorization") or "").partition(" ")
+        # In constant time, and never in a message.
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._key):
+            raise Unauthorized

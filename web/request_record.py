@@ -1,0 +1,190 @@
+"""What is known of one generation request: counted and logged once, when it is over."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Literal
+
+import structlog
+
+from common.client.timings import Timings
+from common.errors import (
+    DeadlineExceeded,
+    GenerationFailed,
+    IncompleteGeneration,
+    InvalidRequest,
+    Overloaded,
+    ServiceUnavailable,
+    TgqError,
+)
+from common.metrics import WebMetrics
+from common.validation import ValidRequest
+from common.wire import Finish, Tokens
+from web.disconnect import RequestLifetime
+
+Phase = Literal["admission", "validation", "dispatch", "queue", "prefill", "decode"]
+
+log = structlog.get_logger(__name__)
+
+_FAILURES: dict[type[TgqError], str] = {
+    # TGI's words where it has one
+    Overloaded: "overloaded",
+    InvalidRequest: "validation",
+    GenerationFailed: "generation",
+    IncompleteGeneration: "incomplete",
+    DeadlineExceeded: "timeout",
+    ServiceUnavailable: "unavailable",
+}
+
+
+class RequestRecord:
+    """Context of one request, from its parsed body to its end."""
+
+    def __init__(
+        self, metrics: WebMetrics, lifetime: RequestLifetime, *, request_id: str, route: str, stream: bool
+    ) -> None:
+        self.cause: str | None = None
+        """How it ended, once it did."""
+        self.timings: Timings | None = None
+        self.valid: ValidRequest | None = None
+        self.finish: Finish | None = None
+        self._metrics = metrics
+        self._lifetime = lifetime
+        self._request_id = request_id
+        self._route = route
+        self._stream = stream
+        self._arrived = self._phase_since = time.monotonic()
+        self._phase: Phase = "admission"
+        self._tokens = 0
+        self._last_tokens = 0.0
+        self._ended = 0.0
+
+    def __enter__(self) -> RequestRecord:
+        self._metrics.request_count.inc()
+        self._metrics.in_flight.inc()
+        if self._stream:
+            self._metrics.streams.inc()
+        return self
+
+    def entered(self, phase: Phase) -> None:
+        """A phase begins and the one before it has ended."""
+        now = time.monotonic()
+        if self._phase in ("admission", "validation", "dispatch"):
+            self._metrics.hop(self._phase, now - self._phase_since)
+        self._phase, self._phase_since = phase, now
+
+    def validated(self, valid: ValidRequest) -> None:
+        self.valid = valid
+        self._metrics.input_length.observe(len(valid.prompt_ids))
+        self._metrics.max_new_tokens.observe(valid.parameters.max_new_tokens)
+
+    def dispatched(self, timings: Timings) -> None:
+        self.entered("queue")
+        self.timings = timings
+
+    def received(self, tokens: Tokens) -> None:
+        """Tokens arrived; called once for all that arrived together."""
+        now = time.monotonic()
+        count = len(tokens.tokens)
+        if count:
+            if self._tokens:
+                self._metrics.inter_token.observe((now - self._last_tokens) / count)
+            else:
+                self._metrics.time_to_first_token.observe(now - self._arrived)
+            self._tokens += count
+            self._last_tokens = now
+        if tokens.finish is not None:
+            self.finish = tokens.finish
+            self._succeeded(now)
+
+    def failed(self, error: TgqError) -> None:
+        """The request ended with an error that its client is told."""
+        if self.cause is not None:
+            return
+        kind = next((kind for cls, kind in _FAILURES.items() if isinstance(error, cls)), "internal")
+        self._end(error.error_type)
+        self._metrics.request_failure.labels(kind).inc()
+        if self.timings is None:
+            self._metrics.rejected.labels(kind).inc()
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._metrics.in_flight.dec()
+        if self._stream:
+            self._metrics.streams.dec()
+        if self.cause is None:
+            # Neither finished nor failed: its client went away, or this process ends.
+            self._end(self._lifetime.gone or "aborted")
+            self._metrics.request_failure.labels("dropped").inc()
+            self._metrics.cancelled.labels(self.phase).inc()
+        log.info("request", **self._summary())
+
+    @property
+    def phase(self) -> Phase:
+        """Where the request is, as finely as its frames tell."""
+        if self._phase != "queue" or self.timings is None or self.timings.accepted is None:
+            return self._phase
+        return "prefill" if self.timings.first_token is None else "decode"
+
+    # -- figures of a finished request, in seconds
+
+    @property
+    def total_seconds(self) -> float:
+        return (self._ended or time.monotonic()) - self._arrived
+
+    @property
+    def validation_seconds(self) -> float:
+        """From arrival to the queue, as TGI counts it: admission and tokenizing together."""
+        return self.timings.submitted - self._arrived if self.timings is not None else 0.0
+
+    @property
+    def inference_seconds(self) -> float:
+        return self.finish.inference_seconds if self.finish is not None else 0.0
+
+    @property
+    def queue_seconds(self) -> float:
+        """What is neither validation nor inference: waiting, and the way there and back."""
+        return max(self.total_seconds - self.validation_seconds - self.inference_seconds, 0.0)
+
+    def _succeeded(self, now: float) -> None:
+        self._end("finished", now)
+        metrics, finish, timings = self._metrics, self.finish, self.timings
+        assert finish is not None
+        assert timings is not None
+        metrics.request_success.inc()
+        metrics.request_duration.observe(self.total_seconds)
+        metrics.validation_duration.observe(self.validation_seconds)
+        metrics.queue_duration.observe(self.queue_seconds)
+        metrics.inference_duration.observe(finish.inference_seconds)
+        metrics.mean_time_per_token.observe(finish.inference_seconds / max(finish.generated_tokens, 1))
+        metrics.generated_tokens.observe(finish.generated_tokens)
+        if timings.queued is not None and timings.accepted is not None:
+            metrics.hop("queue", timings.accepted - timings.queued)
+            metrics.hop("relay", now - timings.accepted - finish.inference_seconds)
+
+    def _end(self, cause: str, now: float | None = None) -> None:
+        self.cause = cause
+        self._ended = time.monotonic() if now is None else now
+
+    def _summary(self) -> dict[str, object]:
+        summary: dict[str, object] = {
+            "cause": self.cause,
+            "request_id": self._request_id,
+            "route": self._route,
+            "stream": self._stream,
+            "generated_tokens": self._tokens,
+            "total_ms": round(self.total_seconds * 1000),
+        }
+        if self.finish is None:
+            summary["phase"] = self.phase
+        if self.valid is not None:
+            summary["prompt_tokens"] = len(self.valid.prompt_ids)
+        if self.timings is not None:
+            summary["validation_ms"] = round(self.validation_seconds * 1000)
+        if self.finish is not None:
+            summary["finish_reason"] = self.finish.reason
+            summary["queue_ms"] = round(self.queue_seconds * 1000)
+            summary["inference_ms"] = round(self.inference_seconds * 1000)
+        return summary

@@ -1,0 +1,48 @@
+"""The frames of a job nobody listens to, folded into what its Celery task returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.errors import TgqError, error_from_worker
+from common.wire import Failed, Finish, FrameBody, Tokens
+
+
+class JobCancelled(TgqError):
+    """The job was cancelled."""
+
+    error_type = "cancelled"
+
+
+@dataclass(slots=True)
+class Answer:
+    """What was generated so far."""
+
+    text: list[str] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def add(self, tokens: Tokens) -> None:
+        self.text.extend(token.text for token in tokens.tokens if not token.special)
+        self.ids.extend(token.id for token in tokens.tokens)
+        self.finish = tokens.finish
+
+    def outcome(self, last: FrameBody) -> Answer | TgqError:
+        """How the task ends, given the job's last frame (already added when it held tokens)."""
+        match last:
+            case Failed():
+                return error_from_worker(last.error_type, last.message)
+            case Tokens():
+                return self
+            case _:
+                return JobCancelled()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data: `generated_text`, `finish_reason`, `generated_tokens` and `tokens` (ids of this attempt)."""
+        return {
+            "generated_text": "".join(self.text),
+            "finish_reason": self.finish.reason if self.finish else None,
+            "generated_tokens": self.finish.generated_tokens if self.finish else len(self.ids),
+            "tokens": self.ids,
+        }

@@ -1,0 +1,379 @@
+"""The jobs this worker holds, from the pull to their last frame: to the engine, and back out.
+
+A job is held from its delivery on. It is *given* once it was sent to the engine process, *accepted* once the engine
+says so. With a reply channel, its Celery message is acknowledged at acceptance and its submitter watches from there on;
+without one, the message stays open until the job ends, and its frames are folded into one answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from common.errors import GenerationFailed, InvalidRequest, TgqError
+from common.wire import (
+    Accepted,
+    Cancelled,
+    EngineOutput,
+    Failed,
+    FrameBody,
+    Job,
+    JobEvent,
+    LoadProgress,
+    ModelCard,
+    Ready,
+    Tokens,
+)
+from workers.answer import Answer
+from workers.publisher import Outgoing
+from workers.stats import StatsTotals
+from workers.transport import Room
+
+log = structlog.get_logger()
+
+ENDED_REMEMBERED = 10_000
+"""Ended attempts remembered, to drop late deliveries of them."""
+
+
+class Delivery(Protocol):
+    """Celery's side of a held job."""
+
+    tag: str
+
+    def finish(self, outcome: Answer | TgqError | None) -> None:
+        """Let the Celery task end, with an answer, an error, or neither; from any thread, once."""
+
+
+class Send(Protocol):
+    """Publishes frames without blocking, and then calls `then`."""
+
+    def __call__(self, frames: list[Outgoing], then: Callable[[], None] | None = None) -> None: ...
+
+
+class Engine(Protocol):
+    """The engine process; calls never block."""
+
+    def add(self, jobs: list[Job]) -> None: ...
+
+    def cancel(self, requests: list[str]) -> None: ...
+
+
+@dataclass(slots=True)
+class _Held:
+    job: Job
+    delivery: Delivery
+    given: bool = False
+    accepted: bool = False
+    losses: int = 0
+    """Engine processes that died with this job in them."""
+    answer: Answer = field(default_factory=Answer)
+
+
+@dataclass(slots=True)
+class _Effects:
+    """What a change of state leads to, carried out without the lock and in this order."""
+
+    frames: list[Outgoing] = field(default_factory=list)
+    finished: list[tuple[Delivery, Answer | TgqError | None]] = field(default_factory=list)
+    freed: bool = False
+
+
+class Dispatcher:
+    """Thread-safe. `send` publishes frames; `freed` says that there is room again; both return at once."""
+
+    def __init__(
+        self,
+        worker: str,
+        engine: Engine,
+        *,
+        max_attempts: int,
+        batch_reserve: int,
+        send: Send,
+        freed: Callable[[], None],
+    ) -> None:
+        self.worker = worker
+        self.stats = StatsTotals()
+        self.progress = 0.0
+        self.card: ModelCard | None = None
+        self._engine = engine
+        self._max_attempts = max_attempts
+        self._batch_reserve = batch_reserve
+        self._send = send
+        self._freed = freed
+        self._lock = threading.Lock()
+        self._held: dict[str, _Held] = {}
+        self._tokens = 0
+        self._waiting: dict[str, _Held] = {}
+        """Held and not given, oldest first."""
+        self._suspect: str | None = None
+        """Given again after a loss and not yet accepted. One at a time: a job that kills engines dies alone."""
+        self._ended: OrderedDict[str, int] = OrderedDict()
+        self._ready = False
+        self._closed = False
+
+    # -- asked by others ------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        return self._ready
+
+    def busy(self) -> bool:
+        """Whether the engine has a job."""
+        return len(self._held) > len(self._waiting)
+
+    def counts(self) -> tuple[int, int]:
+        """Accepted jobs, and held ones the engine has not accepted."""
+        with self._lock:
+            accepted = sum(held.accepted for held in self._held.values())
+            return accepted, len(self._held) - accepted
+
+    def channels(self) -> set[str]:
+        """Reply channels of the held jobs."""
+        with self._lock:
+            return {held.job.reply_to for held in self._held.values() if held.job.reply_to is not None}
+
+    def requests(self) -> list[str]:
+        with self._lock:
+            return list(self._held)
+
+    def waiting(self) -> list[str]:
+        """Requests held and not given to the engine, oldest first."""
+        with self._lock:
+            return list(self._waiting)
+
+    def room(self, queues: Sequence[str]) -> tuple[int, list[Room]]:
+        """What may be pulled: see `workers.transport.Intake`. Queues after the first leave the reserve free."""
+        with self._lock:
+            if self._closed or not self._ready or self.card is None:
+                return 0, [Room(0, 0)] * len(queues)
+            slots, capacity = self.card.max_batch_size, self.card.max_batch_total_tokens
+            jobs, tokens = slots - len(self._held), capacity - self._tokens
+            reserve = min(self._batch_reserve, slots - 1)
+            reserved_tokens = capacity * reserve // slots
+            # An idle worker takes any batch job: a reserve must not make one impossible.
+            batch = Room(jobs - reserve, tokens - reserved_tokens if self._held else tokens)
+            return capacity, [Room(jobs, tokens)] + [batch] * (len(queues) - 1)
+
+    # -- from Celery ----------------------------------------------------------------------------------------------------
+
+    def hold(self, job: Job, delivery: Delivery) -> None:
+        """Take a delivered job, or refuse it; `give` sends those taken to the engine."""
+        effects = _Effects()
+        with self._lock:
+            known = self._held.get(job.id)
+            if known is not None and known.job.attempt == job.attempt and not (known.accepted and job.reply_to):
+                # The same message once more (its reaper thought us dead): whichever way it ends, it ends once.
+                known.delivery = delivery
+            elif (known is not None and known.job.attempt >= job.attempt) or self._ended.get(job.id, 0) >= job.attempt:
+                log.info("job_stale", request=job.id, attempt=job.attempt)
+                effects.finished.append((delivery, None))
+            elif (error := self._unfit(job)) is not None:
+                self._refuse(job, delivery, error, effects)
+            else:
+                if known is not None:
+                    self._engine.cancel([job.id])
+                    effects.finished.append((known.delivery, None))
+                    self._drop(known)
+                self._held[job.id] = self._waiting[job.id] = _Held(job, delivery)
+                self._tokens += job.cost
+        self._carry_out(effects)
+
+    def give(self) -> None:
+        """Send every waiting job to the engine, if it runs."""
+        with self._lock:
+            self._give()
+
+    def abandon(self, request: str, delivery: Delivery) -> None:
+        """Celery has ended this delivery's task itself (revoked, over its time limit)."""
+        with self._lock:
+            held = self._held.get(request)
+            if held is None or held.delivery is not delivery:
+                return
+            if held.given:
+                self._engine.cancel([request])
+            self._drop(held)
+        self._freed()
+
+    def close(self) -> None:
+        """Take nothing more."""
+        self._closed = True
+
+    def take_back(self) -> list[str]:
+        """Stop holding every job the engine has not accepted; returns their delivery tags in the order of arrival."""
+        with self._lock:
+            held_back = [held for held in self._held.values() if not held.accepted]
+            if given := [held.job.id for held in held_back if held.given]:
+                self._engine.cancel(given)
+            for held in held_back:
+                self._drop(held, remember=False)
+        return [held.delivery.tag for held in held_back]
+
+    def fail_rest(self, reason: str) -> None:
+        """End every job with a reply channel; its submitter goes on elsewhere. The others keep their message open."""
+        effects = _Effects()
+        with self._lock:
+            for held in list(self._held.values()):
+                if held.job.reply_to is not None:
+                    self._end(held, GenerationFailed(reason), effects, retryable=True)
+        self._carry_out(effects)
+
+    # -- from submitters ------------------------------------------------------------------------------------------------
+
+    def cancel(self, request: str) -> None:
+        effects = _Effects()
+        with self._lock:
+            held = self._held.get(request)
+            if held is not None and held.given:
+                self._engine.cancel([request])  # Its `Cancelled` event ends the job.
+            elif held is not None:
+                self._finish(held, Cancelled(), effects)
+        self._carry_out(effects)
+
+    def cancel_channel(self, channel: str) -> None:
+        """The submitter behind this channel is gone."""
+        with self._lock:
+            requests = [held.job.id for held in self._held.values() if held.job.reply_to == channel]
+        for request in requests:
+            self.cancel(request)
+
+    # -- from the engine (`workers.engine_process.EngineListener`) ------------------------------------------------------
+
+    def on_progress(self, progress: LoadProgress) -> None:
+        self.progress = progress.fraction
+
+    def on_ready(self, ready: Ready) -> None:
+        with self._lock:
+            self.card, self.progress, self._ready = ready.card, 1.0, True
+            self._give()
+        self._freed()
+
+    def on_output(self, output: EngineOutput) -> None:
+        effects = _Effects()
+        with self._lock:
+            if output.stats is not None:
+                self.stats.update(output.stats)
+            for event in output.events:
+                held = self._held.get(event.request)
+                if held is not None and held.given and held.job.attempt == event.attempt:
+                    self._on_event(held, event, effects)
+            if self._waiting:
+                self._give()
+        self._carry_out(effects)
+
+    def on_lost(self, reason: str) -> None:
+        effects = _Effects()
+        with self._lock:
+            self._ready, self._suspect = False, None
+            self.stats.engine_lost()
+            for held in [held for held in self._held.values() if held.given]:
+                held.losses += 1
+                if held.accepted and held.job.reply_to is not None:
+                    self._end(held, GenerationFailed(reason), effects, retryable=True)
+                elif held.losses >= self._max_attempts:
+                    self._end(held, GenerationFailed(f"{held.losses} engines were lost: {reason}"), effects)
+                else:
+                    held.given = held.accepted = False
+                    held.answer = Answer()
+                    self._waiting[held.job.id] = held
+        self._carry_out(effects)
+
+    # -- with the lock held ---------------------------------------------------------------------------------------------
+
+    def _on_event(self, held: _Held, event: JobEvent, effects: _Effects) -> None:
+        body = event.body
+        if not held.accepted:
+            held.accepted = True
+            if self._suspect == held.job.id:
+                self._suspect = None
+            if held.job.reply_to is not None and not isinstance(body, Failed | Cancelled):
+                effects.frames.append(Outgoing(held.job.reply_to, held.job.id, held.job.attempt, Accepted(self.worker)))
+                effects.finished.append((held.delivery, None))
+        match body:
+            case Accepted():
+                pass
+            case Tokens(finish=None):
+                self._emit(held, body, effects)
+            case _:
+                self._finish(held, body, effects)
+
+    def _emit(self, held: _Held, body: FrameBody, effects: _Effects) -> None:
+        if held.job.reply_to is not None:
+            effects.frames.append(Outgoing(held.job.reply_to, held.job.id, held.job.attempt, body))
+        elif isinstance(body, Tokens):
+            held.answer.add(body)
+
+    def _finish(self, held: _Held, body: FrameBody, effects: _Effects) -> None:
+        """Hand on a job's last frame and let go of it."""
+        self._emit(held, body, effects)
+        # Told of an acceptance, Celery has finished with a job that replies; finishing twice does nothing.
+        outcome = None if held.job.reply_to is not None else held.answer.outcome(body)
+        effects.finished.append((held.delivery, outcome))
+        effects.freed = True
+        self._drop(held)
+
+    def _end(self, held: _Held, error: TgqError, effects: _Effects, *, retryable: bool = False) -> None:
+        self._finish(held, Failed(error.error_type, error.message, retryable), effects)
+
+    def _drop(self, held: _Held, *, remember: bool = True) -> None:
+        request = held.job.id
+        del self._held[request]
+        self._waiting.pop(request, None)
+        self._tokens -= held.job.cost
+        if self._suspect == request:
+            self._suspect = None
+        if remember:
+            self._ended[request] = held.job.attempt
+            self._ended.move_to_end(request)
+            if len(self._ended) > ENDED_REMEMBERED:
+                self._ended.popitem(last=False)
+
+    def _give(self) -> None:
+        if not self._ready:
+            return
+        jobs = []
+        for request, held in list(self._waiting.items()):
+            if held.losses:
+                if self._suspect is not None:
+                    continue
+                self._suspect = request
+            held.given = True
+            del self._waiting[request]
+            jobs.append(held.job)
+        if jobs:
+            self._engine.add(jobs)
+
+    def _unfit(self, job: Job) -> TgqError | None:
+        card = self.card
+        if card is None:
+            return None
+        limit = min(card.max_total_tokens, card.max_batch_total_tokens)
+        if job.cost > limit:
+            return InvalidRequest(
+                f"`inputs` tokens + `max_new_tokens` must be <= {limit}. "
+                f"Given: {len(job.prompt_ids)} `inputs` tokens and {job.parameters.max_new_tokens} `max_new_tokens`"
+            )
+        return None
+
+    def _refuse(self, job: Job, delivery: Delivery, error: TgqError, effects: _Effects) -> None:
+        if job.reply_to is not None:
+            failed = Failed(error.error_type, error.message)
+            effects.frames.append(Outgoing(job.reply_to, job.id, job.attempt, failed))
+        effects.finished.append((delivery, None if job.reply_to is not None else error))
+
+    def _carry_out(self, effects: _Effects) -> None:
+        def finish() -> None:
+            for delivery, outcome in effects.finished:
+                delivery.finish(outcome)
+
+        if effects.frames:
+            # A job's message is acknowledged after its submitter has been told: a crash in between repeats, never loses.
+            self._send(effects.frames, finish if effects.finished else None)
+        else:
+            finish()
+        if effects.freed:
+            self._freed()

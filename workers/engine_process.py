@@ -1,0 +1,249 @@
+"""Owns the engine process: starts it, talks to it over a pipe, notices its death or stall, starts it again."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from common.logs import configure_logging
+from common.settings import Settings
+from common.wire import (
+    AddJobs,
+    CancelJobs,
+    EngineFailure,
+    EngineOutput,
+    FromEngine,
+    Job,
+    LoadProgress,
+    Ready,
+    Shutdown,
+    ToEngine,
+    decode_from_engine,
+    encode_msgpack,
+)
+
+log = structlog.get_logger()
+
+RESTART_SECONDS = (0.2, 30.0)
+"""First and longest pause before a restart; it doubles with every failure in a row."""
+STEADY_SECONDS = 60.0
+"""An engine that was ready this long starts over with the shortest pause."""
+TICK_SECONDS = 0.25
+EXIT_SECONDS = 5.0
+"""An engine told to leave is killed after this time."""
+
+
+class EngineListener(Protocol):
+    """Who hears of the engine; every call comes from the engine's own thread and must not block."""
+
+    def on_progress(self, progress: LoadProgress) -> None: ...
+
+    def on_ready(self, ready: Ready) -> None: ...
+
+    def on_output(self, output: EngineOutput) -> None: ...
+
+    def on_lost(self, reason: str) -> None:
+        """The process is gone, with all it held; it will be started again."""
+
+    def busy(self) -> bool:
+        """Whether the engine has anything to do."""
+
+
+class EngineProcess:
+    """One engine process at a time, run by one thread for as long as the worker lives.
+
+    The thread must outlive the process: a child with a parent-death signal dies with the thread that started it.
+    """
+
+    def __init__(self, settings: Settings, listener: EngineListener) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._outgoing: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._kill = threading.Event()
+        self._first_ready = threading.Event()
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._ready_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.load_error: str | None = None
+        """Why the first engine could not load; the worker then gives up."""
+
+    @property
+    def pid(self) -> int | None:
+        process = self._process
+        return process.pid if process is not None and process.is_alive() else None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait_loaded(self, timeout: float) -> bool:
+        """Whether the first engine is ready, or has failed (`load_error`), within `timeout` seconds."""
+        return self._first_ready.wait(timeout)
+
+    def add(self, jobs: list[Job]) -> None:
+        """Never blocks, whatever the engine does."""
+        self._outgoing.put(AddJobs(jobs))
+
+    def cancel(self, requests: list[str]) -> None:
+        self._outgoing.put(CancelJobs(requests))
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """End the process: after its running step, or by SIGKILL; returns when it is gone."""
+        self._stopping.set()
+        if at_once:
+            self._kill.set()
+        self._outgoing.put(Shutdown())
+        if self._thread.is_alive():
+            self._thread.join(EXIT_SECONDS + 5)
+
+    def _run(self) -> None:
+        pause = RESTART_SECONDS[0]
+        while not self._stopping.is_set():
+            reason = self._live_once()
+            if self._stopping.is_set():
+                return
+            if not self._first_ready.is_set():
+                self.load_error = reason
+                self._first_ready.set()
+                return
+            if self._ready_at is not None and time.monotonic() - self._ready_at > STEADY_SECONDS:
+                pause = RESTART_SECONDS[0]
+            log.error("engine_lost", reason=reason, restart_in_seconds=pause)
+            self._listener.on_lost(reason)
+            self._stopping.wait(pause)
+            pause = min(2 * pause, RESTART_SECONDS[1])
+
+    def _live_once(self) -> str:
+        """Start one process and serve it until it is gone; returns why it went."""
+        self._ready_at = None
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=_child, args=(theirs, self._settings, os.getpid()), name="tgq-engine", daemon=True
+        )
+        process.start()
+        theirs.close()
+        self._process = process
+        # Messages for an engine that is gone must not reach the next one: it is told anew.
+        outgoing = self._outgoing = queue.SimpleQueue()
+        writer = threading.Thread(target=_write, args=(outgoing, ours), name="engine-writer", daemon=True)
+        writer.start()
+        try:
+            failure = self._read(ours)
+        finally:
+            outgoing.put(None)
+            process.join(EXIT_SECONDS if self._stopping.is_set() and not self._kill.is_set() else 0.5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            ours.close()
+        return failure or f"the engine process ended with exit code {process.exitcode}"
+
+    def _read(self, pipe: Connection) -> str | None:
+        """Hand on the engine's messages until the pipe ends, it stalls, or it is to be killed."""
+        quiet_since = time.monotonic()
+        failure = None
+        told_to_leave_at: float | None = None
+        while True:
+            try:
+                heard = pipe.poll(TICK_SECONDS)
+                if heard:
+                    message = decode_from_engine(pipe.recv_bytes())
+                    if isinstance(message, EngineFailure):
+                        failure = message.message
+                    else:
+                        self._hand_on(message)
+            except (EOFError, OSError):
+                return failure
+            except msgspec.DecodeError as error:
+                return f"the engine sent a message that cannot be read: {error}"
+            now = time.monotonic()
+            if self._kill.is_set():
+                return "killed"
+            if self._stopping.is_set():
+                told_to_leave_at = told_to_leave_at or now
+                if now - told_to_leave_at > EXIT_SECONDS:
+                    return "killed"
+            if heard or self._ready_at is None or not self._listener.busy():
+                quiet_since = now
+            elif now - quiet_since > self._settings.engine_stall_timeout:
+                self._process_kill()
+                return f"the engine finished no step for {self._settings.engine_stall_timeout:g} s"
+
+    def _process_kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def _hand_on(self, message: FromEngine) -> None:
+        try:
+            match message:
+                case LoadProgress():
+                    self._listener.on_progress(message)
+                case Ready():
+                    self._ready_at = time.monotonic()
+                    self._listener.on_ready(message)
+                    self._first_ready.set()
+                case EngineOutput():
+                    self._listener.on_output(message)
+        except Exception:
+            # This thread is the engine's only reader: a fault of one message must not stop all others.
+            log.exception("engine_message_failed", kind=type(message).__name__)
+
+
+def _write(outgoing: queue.SimpleQueue[ToEngine | None], pipe: Connection) -> None:
+    """Thread: an engine that does not read its pipe blocks nobody else."""
+    while (message := outgoing.get()) is not None:
+        try:
+            pipe.send_bytes(encode_msgpack(message))
+        except (OSError, ValueError):
+            return  # The process is gone; the reader notices.
+
+
+# -- in the engine process ----------------------------------------------------------------------------------------------
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _child(pipe: Connection, settings: Settings, parent: int) -> None:
+    _die_with_parent(parent)
+    # Ctrl-C and a service manager signal the whole group; the worker decides when its engine ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    configure_logging(settings)
+    try:
+        module, _, function = settings.engine_target.partition(":")
+        run: Callable[[Connection, Settings], None] = getattr(importlib.import_module(module), function)
+        run(pipe, settings)
+    except EOFError:
+        return  # The worker is gone.
+    except Exception as error:  # noqa: BLE001
+        # The boundary of the process: the worker logs the message, our stderr has the traceback.
+        message = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(OSError):
+            pipe.send_bytes(encode_msgpack(EngineFailure(message)))
+        traceback.print_exc()
+        sys.exit(1)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its worker dies, even while it is busy in a long step (Linux)."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,56 @@
+"""Connects the transport, which pulls on the event loop's thread, with the dispatcher, which knows the room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import redis
+import structlog
+
+from common.keys import Keys
+from workers.dispatcher import Dispatcher
+from workers.transport import Room
+
+log = structlog.get_logger()
+
+
+class EngineIntake:
+    """See `workers.transport.Intake`. `freed` may be called from any thread, the rest is the event loop's."""
+
+    dispatcher: Dispatcher
+
+    def __init__(self, keys: Keys, client: redis.Redis) -> None:
+        self._keys = keys
+        self._client = client
+        self._hub: Any = None
+        self._pull: Callable[[], None] | None = None
+
+    def attach(self, hub: Any, pull: Callable[[], None]) -> None:
+        self._hub, self._pull = hub, pull
+
+    def room(self, queues: Sequence[str]) -> tuple[int, list[Room]]:
+        return self.dispatcher.room(queues)
+
+    def pulled(self) -> None:
+        """Give the pulled jobs to the engine together, less those whose submitter has meanwhile gone.
+
+        A cancel is first written down, then broadcast. Looked up only now that the dispatcher holds the jobs, none is
+        missed: one written later finds its job here when the broadcast comes.
+        """
+        waiting = self.dispatcher.waiting()
+        if waiting:
+            try:
+                marks = self._client.mget([self._keys.cancelled(request) for request in waiting])
+            except redis.RedisError as error:
+                # The control listener looks again when it is connected again.
+                log.warning("cancelled_unknown", error=type(error).__name__)
+                marks = []
+            for request, mark in zip(waiting, marks, strict=False):
+                if mark is not None:
+                    self.dispatcher.cancel(request)
+        self.dispatcher.give()
+
+    def freed(self) -> None:
+        if self._hub is not None and self._pull is not None:
+            self._hub.call_soon(self._pull)

@@ -1,0 +1,281 @@
+"""Kombu's Redis transport for a generation worker (kombu 5.7).
+
+The stock transport pops a message and registers it as unacknowledged in a second step, so a crash in between loses it;
+it takes one message per three round trips; and on every broken connection it puts running work back on the queue. Here
+`BLMOVE <first queue> <inflight>` is only a doorbell, the message stays in Redis; one script (`workers.pull_script`)
+then takes all messages the engine has room for and registers them atomically; acknowledgements go out together, once
+per turn of the event loop, over whichever connection is alive (`workers.acks`). Message format and keys are kombu's.
+
+It overrides private methods of kombu (`_brpop_start`, `_brpop_read`, `_update_brpop_polling`): another kombu version
+needs the fault tests first.
+"""
+
+# Kombu says it is typed, but its methods are not.
+# mypy: disable-error-code="no-untyped-call, assignment, union-attr"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import Empty
+from time import monotonic
+from typing import Any, NamedTuple, Protocol
+
+import redis
+import structlog
+from kombu.transport import redis as stock
+from kombu.transport import virtual
+from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import loads
+
+from common.keys import DEAD_JOBS_KEPT
+from workers.acks import Acks
+from workers.pull_script import PULL
+
+log = structlog.get_logger()
+
+PULL_MAX = 8
+"""Messages per script call: with more, one worker takes a burst that idle workers could share."""
+
+OTHER_QUEUES_SECONDS = 0.1
+"""The doorbell hangs at the first queue only; the others are looked at this often, and whenever room appears."""
+
+
+class Room(NamedTuple):
+    """What may be taken from one queue now."""
+
+    jobs: int
+    tokens: int
+
+
+class Intake(Protocol):
+    """The worker's side of the transport; all calls on the event loop's thread."""
+
+    def attach(self, hub: Any, pull: Callable[[], None]) -> None:
+        """A connection is up: `pull` takes what there is room for."""
+
+    def room(self, queues: Sequence[str]) -> tuple[int, list[Room]]:
+        """Tokens of the largest job that could ever fit, and the room per queue in the order given."""
+
+    def pulled(self) -> None:
+        """Everything one pull took has been delivered."""
+
+
+class QoS(stock.QoS):
+    """Bookkeeping of deliveries; Redis hears of them from `Acks`."""
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        virtual.QoS.append(self, message, delivery_tag)  # The pull script has registered it.
+
+    def ack(self, delivery_tag: str) -> None:
+        self.channel.acks.ack(delivery_tag)
+        virtual.QoS.ack(self, delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        if requeue:
+            self.channel.acks.forget([delivery_tag])
+            super().reject(delivery_tag, requeue=True)
+        else:
+            self.ack(delivery_tag)
+
+    def restore_visible(self, *_args: Any, **_options: Any) -> None:
+        """Nothing is restored by age: the reaper restores by the worker's liveness."""
+
+
+class Poller(stock.MultiChannelPoller):
+    """Watches the doorbell; never leaves a reply unread in a socket."""
+
+    def _update_brpop_polling(self) -> None:
+        pass
+
+    def on_poll_start(self) -> None:
+        for channel in self._channels:
+            channel.flush_acks()
+        super().on_poll_start()
+
+    def on_readable(self, fileno: int) -> Any:
+        channel, kind = self._fd_to_chan.get(fileno, (None, None))
+        if channel is not None and kind == "BRPOP":
+            return channel._brpop_read()
+        return super().on_readable(fileno)
+
+    def pull_all(self) -> None:
+        """Take everything there is room for."""
+        for channel in list(self._channels):
+            try:
+                while channel.pull():
+                    pass
+            except channel.connection_errors:
+                # The broken connection's own socket makes the event loop reconnect.
+                return
+
+
+class Channel(stock.Channel):
+    QoS = QoS
+
+    from_transport_options = (*stock.Channel.from_transport_options, "inflight_key", "dead_key", "intake", "acks")
+    # Set from the transport options:
+    inflight_key: str
+    dead_key: str
+    intake: Intake
+    acks: Acks
+
+    # The stock channel puts unacknowledged messages back when it closes, on a mere lost connection too.
+    do_restore = False
+
+    _blocked = False
+    """The first message in line does not fit; no use in listening for the bell."""
+    _uncertain = False
+    """A pull's reply was lost: messages may be registered as ours that never came here."""
+    _sync_client: redis.Redis | None = None
+
+    @contextmanager
+    def conn_or_acquire(self, client: redis.Redis | None = None) -> Iterator[redis.Redis]:
+        # The stock channel makes a client object for every command.
+        if client is None:
+            if self._sync_client is None:
+                self._sync_client = self._create_client()
+            client = self._sync_client
+        yield client
+
+    def _disconnect_pools(self) -> None:
+        self._sync_client = None
+        super()._disconnect_pools()
+
+    def flush_acks(self) -> None:
+        if self.active_queues:
+            with self.conn_or_acquire() as client:
+                self.acks.flush(client)
+
+    def pull(self) -> int:
+        """Take at most `PULL_MAX` messages there is room for and deliver them; returns how many."""
+        queues = self._sources()
+        if not queues or self._closing:
+            return 0
+        with self.conn_or_acquire() as client:
+            if self._uncertain:
+                self._deliver_lost(client)
+            capacity, rooms = self.intake.room(queues)
+            if all(room.jobs <= 0 for room in rooms):
+                return 0
+            # What the bell has moved aside came from the first queue and is its oldest message.
+            limits = [number for room in (rooms[0], *rooms) for number in room]
+            keys = [self.unacked_key, self.unacked_index_key, self.dead_key, self.inflight_key, *queues]
+            arguments = [PULL_MAX, capacity, DEAD_JOBS_KEPT, *limits]
+            self._uncertain = True
+            self._blocked, *pulled = self._pull_script(client)(keys=keys, args=arguments, client=client)
+            self._uncertain = False
+        self._deliver(list(zip(pulled[::2], pulled[1::2], strict=True)))
+        return len(pulled) // 2
+
+    def _pull_script(self, client: redis.Redis) -> Any:
+        script = self.__dict__.get("_script")
+        if script is None:
+            script = self._script = client.register_script(PULL)
+        return script
+
+    def _deliver_lost(self, client: redis.Redis) -> None:
+        tags = [bytes_to_str(tag) for tag in client.zrange(self.unacked_index_key, 0, -1)]
+        lost = self.acks.unknown(tags)
+        entries: list[bytes | None] = client.hmget(self.unacked_key, lost) if lost else []
+        self._uncertain = False
+        # An entry is `[message,"exchange","routing key"]`.
+        self._deliver(
+            [
+                (tag, entry[1 : entry.rindex(b',"', 0, entry.rindex(b',"'))])
+                for tag, entry in zip(lost, entries, strict=True)
+                if entry
+            ]
+        )
+
+    def _deliver(self, messages: list[tuple[bytes | str, bytes]]) -> None:
+        for raw_tag, raw in messages:
+            tag = bytes_to_str(raw_tag)
+            self.acks.opened(tag)
+            try:
+                message = loads(bytes_to_str(raw))
+                if message["properties"]["delivery_tag"] != tag:
+                    raise ValueError("delivery tag")
+                queue = message["properties"]["delivery_info"]["routing_key"]
+                deliver = self.connection._callbacks[queue]
+            except (ValueError, KeyError, TypeError) as error:
+                # It looked like a message to the pull script but is none; its text may be a prompt.
+                log.error("message_unreadable", error=type(error).__name__, bytes=len(raw))
+                self.acks.ack(tag)
+                continue
+            deliver(message)
+        if messages:
+            self.intake.pulled()
+
+    def _sources(self) -> list[str]:
+        return list(self._queue_cycle.consume(len(self.active_queues)))
+
+    def _brpop_start(self, timeout: float | None = None) -> None:
+        while self.pull():
+            pass
+        queues = self._sources()
+        if self._blocked or not queues or self.intake.room(queues)[1][0].jobs <= 0:
+            return
+        connection = self.client.connection
+        self._in_poll = connection
+        self._brpop_sent_at = monotonic()
+        seconds = timeout or self.brpop_timeout
+        connection.send_command("BLMOVE", queues[0], self.inflight_key, "RIGHT", "LEFT", seconds)
+
+    def _brpop_read(self, **options: Any) -> bool:
+        connection = self.client.connection
+        try:
+            rung = self.client.parse_response(connection, "BLMOVE", **options)
+        except self.connection_errors:
+            connection.disconnect()
+            raise
+        finally:
+            self._in_poll = None
+            self._flush_brpop_reauth()
+        taken = self.pull()
+        if rung is not None and not taken:
+            self._give_back()
+        if not taken:
+            raise Empty()
+        return True
+
+    def _give_back(self) -> None:
+        """What the bell moved aside and no pull took goes back to its queue's head."""
+        with self.conn_or_acquire() as client:
+            if queues := self._sources():
+                while client.lmove(self.inflight_key, queues[0], "LEFT", "RIGHT"):
+                    pass
+
+    def basic_cancel(self, consumer_tag: str) -> Any:
+        if self._in_poll and len(self._consumers) == 1 and not self._closing:
+            # Still bound to its queues: wait for the bell (a second at most) and put back what it took.
+            try:
+                self.client.parse_response(self.client.connection, "BLMOVE")
+            finally:
+                self._in_poll = None
+            self._give_back()
+        return super().basic_cancel(consumer_tag)
+
+
+class Transport(stock.Transport):
+    Channel = Channel
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.cycle = Poller()
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        super().register_with_event_loop(connection, loop)
+        loop.call_repeatedly(OTHER_QUEUES_SECONDS, self.cycle.pull_all)
+        self.client.transport_options["intake"].attach(loop, self.cycle.pull_all)
+
+
+class SentinelChannel(Channel, stock.SentinelChannel):
+    from_transport_options = tuple(
+        dict.fromkeys((*Channel.from_transport_options, *stock.SentinelChannel.from_transport_options))
+    )
+
+
+class SentinelTransport(Transport):
+    Channel = SentinelChannel
+    default_port = 26379
