@@ -117,6 +117,7 @@ def _batch_sizes(totals: Sequence[EngineStats]) -> Metric:
 
 def _add(family: HistogramMetricFamily, labels: list[str], parts: Sequence[Histogram], bounds: Sequence[float]) -> None:
     names = [*(str(float(bound)) for bound in bounds), "+Inf"]
+    # A worker of another version may have other buckets.
     parts = [part for part in parts if len(part.counts) == len(names)]
     running, buckets = 0, []
     for name, counts in zip(names, zip(*(part.counts for part in parts), strict=True), strict=False):

@@ -41,7 +41,9 @@ class Settings(BaseSettings):
     """Where hub models are kept. Default: the hub library's own cache."""
 
     # -- limits of one request
-    max_input_tokens: int | None = Field(None, ge=1, validation_alias=AliasChoices("MAX_INPUT_TOKENS", "MAX_INPUT_LENGTH"))
+    max_input_tokens: int | None = Field(
+        None, ge=1, validation_alias=AliasChoices("MAX_INPUT_TOKENS", "MAX_INPUT_LENGTH")
+    )
     """Longest prompt. Default: one less than `max_total_tokens`."""
     max_total_tokens: int | None = Field(None, ge=2)
     """Longest prompt plus answer. Default: the model's context, at most 4096."""

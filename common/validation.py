@@ -63,6 +63,10 @@ class Validator:
     async def validate(self, request: GenerateRequest) -> ValidRequest:
         """Apply all other rules, tokenize, and resolve defaults.
 
+        `return_full_text` is false unless given, on `/` as on `/generate`. TGI's `/` depends on the pipeline tag that
+        the hub has for the model and makes it true where there is none; the clients that post to `/` expect the answer
+        alone.
+
         Raises:
             InvalidRequest: names the first rule broken, with its limit.
             NotSupportedYet: the request is valid, but asks for something this version does not do.

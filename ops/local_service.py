@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -166,7 +167,7 @@ class LocalService:
             for url in self.urls:
                 if httpx.get(f"{url}/health", timeout=5).status_code != 200:
                     return False
-                if f'tgq_workers{{state="ready"}} {float(ready)}' not in httpx.get(f"{url}/metrics", timeout=5).text:
+                if ready_workers(httpx.get(f"{url}/metrics", timeout=5).text) != ready:
                     return False
         except httpx.HTTPError:
             return False
@@ -195,6 +196,12 @@ class LocalService:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def ready_workers(metrics: str) -> int:
+    """Workers that can take jobs, as a web node's `/metrics` tells."""
+    found = re.search(r'^tgq_workers\{state="ready"\} (\S+)$', metrics, re.MULTILINE)
+    return int(float(found[1])) if found else 0
 
 
 def free_port() -> int:

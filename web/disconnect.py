@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
+from time import monotonic
 from typing import Any, Literal
 
 Scope = dict[str, Any]
@@ -63,7 +64,7 @@ class RequestLifetime:
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             # Some servers report a disconnect to whoever still listens after the last byte.
             self._complete = True
-        self._sending_since = asyncio.get_running_loop().time()
+        self._sending_since = monotonic()
         try:
             await self._server_send(message)
         except OSError:
@@ -95,7 +96,7 @@ class RequestLifetime:
 
     def _check_progress(self) -> None:
         since = self._sending_since
-        if since is not None and asyncio.get_running_loop().time() - since > self._send_timeout:
+        if since is not None and monotonic() - since > self._send_timeout:
             self._leave("client_too_slow")
         else:
             self._arm()

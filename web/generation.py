@@ -6,6 +6,7 @@ on the request's lifetime and is let go when that ends, in any phase.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import structlog
@@ -22,6 +23,7 @@ from web.disconnect import RequestLifetime
 from web.errors import error_body, public_error
 from web.request_record import RequestRecord
 from web.services import Services
+from web.silence import Silence
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +46,7 @@ class Generation:
         self._stream = stream
         self._permit = permit
         self._keepalive = keepalive or None
+        self._begun = True
 
     async def all(self) -> list[Tokens]:
         """All tokens, once the sequence has ended.
@@ -63,7 +66,7 @@ class Generation:
         Raises:
             TgqError: the request failed before its first token.
         """
-        await self._stream.ready(self._keepalive)
+        self._begun = await self._stream.ready(self._keepalive)
         if self._stream.error is not None and self._stream.timings.first_token is None:
             raise self._stream.error
 
@@ -74,15 +77,23 @@ class Generation:
             encode: turns tokens into the JSON of zero or more events.
         """
         try:
-            while True:
-                if not await self._stream.ready(self._keepalive):
-                    yield sse.COMMENT
-                    continue
-                tokens = await anext(self._stream, None)
-                if tokens is None:
-                    return
-                self._received(tokens)
-                yield sse.frames(encode(tokens))
+            if not self._begun:
+                yield sse.COMMENT
+            with Silence(self._keepalive) as silence:
+                while True:
+                    silence.begin()
+                    try:
+                        tokens = await anext(self._stream, None)
+                    except asyncio.CancelledError:
+                        if not silence.interrupted():
+                            raise
+                        yield sse.COMMENT
+                        continue
+                    silence.end()
+                    if tokens is None:
+                        return
+                    self._received(tokens)
+                    yield sse.frames(encode(tokens))
         except Exception as error:  # the status is out: whatever happens is told in the stream, and never breaks it off
             told = public_error(error)
             if type(told) is TgqError:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import structlog
 
@@ -30,6 +28,7 @@ from common.wire import (
     Tokens,
 )
 from workers.answer import Answer
+from workers.held import Delivery, Effects, Engine, Held, Send
 from workers.publisher import Outgoing
 from workers.stats import StatsTotals
 from workers.transport import Room
@@ -38,49 +37,6 @@ log = structlog.get_logger()
 
 ENDED_REMEMBERED = 10_000
 """Ended attempts remembered, to drop late deliveries of them."""
-
-
-class Delivery(Protocol):
-    """Celery's side of a held job."""
-
-    tag: str
-
-    def finish(self, outcome: Answer | TgqError | None) -> None:
-        """Let the Celery task end, with an answer, an error, or neither; from any thread, once."""
-
-
-class Send(Protocol):
-    """Publishes frames without blocking, and then calls `then`."""
-
-    def __call__(self, frames: list[Outgoing], then: Callable[[], None] | None = None) -> None: ...
-
-
-class Engine(Protocol):
-    """The engine process; calls never block."""
-
-    def add(self, jobs: list[Job]) -> None: ...
-
-    def cancel(self, requests: list[str]) -> None: ...
-
-
-@dataclass(slots=True)
-class _Held:
-    job: Job
-    delivery: Delivery
-    given: bool = False
-    accepted: bool = False
-    losses: int = 0
-    """Engine processes that died with this job in them."""
-    answer: Answer = field(default_factory=Answer)
-
-
-@dataclass(slots=True)
-class _Effects:
-    """What a change of state leads to, carried out without the lock and in this order."""
-
-    frames: list[Outgoing] = field(default_factory=list)
-    finished: list[tuple[Delivery, Answer | TgqError | None]] = field(default_factory=list)
-    freed: bool = False
 
 
 class Dispatcher:
@@ -106,12 +62,12 @@ class Dispatcher:
         self._send = send
         self._freed = freed
         self._lock = threading.Lock()
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, Held] = {}
         self._tokens = 0
-        self._waiting: dict[str, _Held] = {}
+        self._waiting: dict[str, Held] = {}
         """Held and not given, oldest first."""
         self._suspect: str | None = None
-        """Given again after a loss and not yet accepted. One at a time: a job that kills engines dies alone."""
+        """Given again after its engine was lost: one at a time, so that a job that kills engines dies alone."""
         self._ended: OrderedDict[str, int] = OrderedDict()
         self._ready = False
         self._closed = False
@@ -163,7 +119,7 @@ class Dispatcher:
 
     def hold(self, job: Job, delivery: Delivery) -> None:
         """Take a delivered job, or refuse it; `give` sends those taken to the engine."""
-        effects = _Effects()
+        effects = Effects()
         with self._lock:
             known = self._held.get(job.id)
             if known is not None and known.job.attempt == job.attempt and not (known.accepted and job.reply_to):
@@ -179,7 +135,7 @@ class Dispatcher:
                     self._engine.cancel([job.id])
                     effects.finished.append((known.delivery, None))
                     self._drop(known)
-                self._held[job.id] = self._waiting[job.id] = _Held(job, delivery)
+                self._held[job.id] = self._waiting[job.id] = Held(job, delivery)
                 self._tokens += job.cost
         self._carry_out(effects)
 
@@ -215,7 +171,7 @@ class Dispatcher:
 
     def fail_rest(self, reason: str) -> None:
         """End every job with a reply channel; its submitter goes on elsewhere. The others keep their message open."""
-        effects = _Effects()
+        effects = Effects()
         with self._lock:
             for held in list(self._held.values()):
                 if held.job.reply_to is not None:
@@ -225,7 +181,7 @@ class Dispatcher:
     # -- from submitters ------------------------------------------------------------------------------------------------
 
     def cancel(self, request: str) -> None:
-        effects = _Effects()
+        effects = Effects()
         with self._lock:
             held = self._held.get(request)
             if held is not None and held.given:
@@ -253,7 +209,7 @@ class Dispatcher:
         self._freed()
 
     def on_output(self, output: EngineOutput) -> None:
-        effects = _Effects()
+        effects = Effects()
         with self._lock:
             if output.stats is not None:
                 self.stats.update(output.stats)
@@ -266,7 +222,7 @@ class Dispatcher:
         self._carry_out(effects)
 
     def on_lost(self, reason: str) -> None:
-        effects = _Effects()
+        effects = Effects()
         with self._lock:
             self._ready, self._suspect = False, None
             self.stats.engine_lost()
@@ -284,12 +240,12 @@ class Dispatcher:
 
     # -- with the lock held ---------------------------------------------------------------------------------------------
 
-    def _on_event(self, held: _Held, event: JobEvent, effects: _Effects) -> None:
+    def _on_event(self, held: Held, event: JobEvent, effects: Effects) -> None:
         body = event.body
         if not held.accepted:
             held.accepted = True
-            if self._suspect == held.job.id:
-                self._suspect = None
+            if self._suspect == held.job.id and held.job.reply_to is not None:
+                self._suspect = None  # From here on its submitter counts its attempts.
             if held.job.reply_to is not None and not isinstance(body, Failed | Cancelled):
                 effects.frames.append(Outgoing(held.job.reply_to, held.job.id, held.job.attempt, Accepted(self.worker)))
                 effects.finished.append((held.delivery, None))
@@ -301,13 +257,13 @@ class Dispatcher:
             case _:
                 self._finish(held, body, effects)
 
-    def _emit(self, held: _Held, body: FrameBody, effects: _Effects) -> None:
+    def _emit(self, held: Held, body: FrameBody, effects: Effects) -> None:
         if held.job.reply_to is not None:
             effects.frames.append(Outgoing(held.job.reply_to, held.job.id, held.job.attempt, body))
         elif isinstance(body, Tokens):
             held.answer.add(body)
 
-    def _finish(self, held: _Held, body: FrameBody, effects: _Effects) -> None:
+    def _finish(self, held: Held, body: FrameBody, effects: Effects) -> None:
         """Hand on a job's last frame and let go of it."""
         self._emit(held, body, effects)
         # Told of an acceptance, Celery has finished with a job that replies; finishing twice does nothing.
@@ -316,10 +272,10 @@ class Dispatcher:
         effects.freed = True
         self._drop(held)
 
-    def _end(self, held: _Held, error: TgqError, effects: _Effects, *, retryable: bool = False) -> None:
+    def _end(self, held: Held, error: TgqError, effects: Effects, *, retryable: bool = False) -> None:
         self._finish(held, Failed(error.error_type, error.message, retryable), effects)
 
-    def _drop(self, held: _Held, *, remember: bool = True) -> None:
+    def _drop(self, held: Held, *, remember: bool = True) -> None:
         request = held.job.id
         del self._held[request]
         self._waiting.pop(request, None)
@@ -359,13 +315,13 @@ class Dispatcher:
             )
         return None
 
-    def _refuse(self, job: Job, delivery: Delivery, error: TgqError, effects: _Effects) -> None:
+    def _refuse(self, job: Job, delivery: Delivery, error: TgqError, effects: Effects) -> None:
         if job.reply_to is not None:
             failed = Failed(error.error_type, error.message)
             effects.frames.append(Outgoing(job.reply_to, job.id, job.attempt, failed))
         effects.finished.append((delivery, None if job.reply_to is not None else error))
 
-    def _carry_out(self, effects: _Effects) -> None:
+    def _carry_out(self, effects: Effects) -> None:
         def finish() -> None:
             for delivery, outcome in effects.finished:
                 delivery.finish(outcome)

@@ -25,6 +25,7 @@ class EngineIntake:
         self._client = client
         self._hub: Any = None
         self._pull: Callable[[], None] | None = None
+        self._pull_due = False
 
     def attach(self, hub: Any, pull: Callable[[], None]) -> None:
         self._hub, self._pull = hub, pull
@@ -52,5 +53,11 @@ class EngineIntake:
         self.dispatcher.give()
 
     def freed(self) -> None:
-        if self._hub is not None and self._pull is not None:
-            self._hub.call_soon(self._pull)
+        if self._hub is not None and not self._pull_due:
+            self._pull_due = True
+            self._hub.call_soon(self._refill)
+
+    def _refill(self) -> None:
+        self._pull_due = False
+        if self._pull is not None:
+            self._pull()

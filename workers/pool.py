@@ -101,6 +101,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def on_start(self) -> None:
         self._hub: Any = None
         self._settled: deque[EngineDelivery] = deque()
+        # One callback at a time: kombu's loop runs ten due timers a turn and may then sleep for a second.
+        self._settle_due = self._turn_due = False
         self._pid = os.getpid()
 
     def register_with_event_loop(self, hub: Any) -> None:
@@ -147,11 +149,13 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def settle_soon(self, delivery: EngineDelivery) -> None:
         """From any thread: run the delivery's tracer on the event loop's thread."""
         self._settled.append(delivery)
-        if self._hub is not None:
+        if self._hub is not None and not self._settle_due:
+            self._settle_due = True
             self._hub.call_soon(self.settle)
 
     def settle(self) -> None:
         """Let Celery finish what has ended. On the event loop's thread."""
+        self._settle_due = False
         task = self.app.tasks[TASK_NAME]
         while self._settled:
             delivery = self._settled.popleft()
@@ -165,9 +169,13 @@ class EnginePool(BasePool):  # type: ignore[misc]
                 log.exception("task_end_failed", request=delivery.request)
             finally:
                 task.settling = None
-        if self._hub is not None:
+        if self._hub is not None and not self._turn_due:
             # Acknowledgements are queued on this thread, which does not wake the loop by itself.
-            self._hub.call_later(0.001, _nothing)
+            self._turn_due = True
+            self._hub.call_later(0.001, self._turned)
+
+    def _turned(self) -> None:
+        self._turn_due = False
 
     def _time_out(
         self, delivery: EngineDelivery, timeout_callback: Callable[[bool, float], None], timeout: float
@@ -193,10 +201,6 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def _get_info(self) -> dict[str, Any]:
         accepted, waiting = self.dispatcher.counts()
         return {**super()._get_info(), "accepted": accepted, "waiting": waiting}
-
-
-def _nothing() -> None:
-    pass
 
 
 def _admissible(arguments: Any) -> Job:

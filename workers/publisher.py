@@ -52,7 +52,7 @@ class Publisher:
         self._due = False
         self._then: list[Callable[[], None]] = []
         """What waits for the frames before it to be published."""
-        self._busy = False
+        self._busy = self._failing = False
         self._stopping = False
         self._deaf_since: dict[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
@@ -110,20 +110,24 @@ class Publisher:
                 self._then, self._busy = [], True
             try:
                 self._publish(messages)
+                messages = []
                 for call in then:
                     call()
                 then = []
+                self._failing = False
                 if time.monotonic() >= probe_at:
                     probe_at = time.monotonic() + PROBE_SECONDS
                     self._probe()
             except redis.RedisError as error:
-                log.warning("publish_failed", error=type(error).__name__, messages=len(messages))
+                if not self._failing:
+                    log.warning("publish_failed", error=type(error).__name__, messages=len(messages))
+                self._failing = True
                 probe_at = time.monotonic() + PROBE_SECONDS
                 with self._changed:
                     self._outbox.put_back(messages)
                     self._then[:0] = then
                     self._due = self._due or bool(messages or then)
-                    self._changed.wait_for(lambda: self._stopping, RETRY_SECONDS)
+                time.sleep(RETRY_SECONDS)
             except Exception:
                 # The boundary of this thread: without it every stream of the worker would fall silent.
                 log.exception("publisher_fault")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 PULL = r"""
--- KEYS: unacked hash, unacked index, dead list, then the sources, most urgent first.
+-- KEYS: unacked hash, unacked index, dead list, then the sources: what the bell moved aside, the first queue, the others.
 -- ARGV: messages at most, tokens that fit at all, dead messages kept, then per source: messages, tokens.
 -- Takes messages from the sources' heads while they fit and registers each as unacked, atomically.
--- Replies with the cost of a head that did not fit (or 0), then delivery tag and message of each one taken.
+-- Replies with the cost of the first queue's head if it did not fit (or 0), then tag, queue and message of each one taken.
 local total, capacity, dead_kept = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local now = redis.call('TIME')
 local score = now[1] + now[2] / 1e6
@@ -19,22 +19,26 @@ for source = 4, #KEYS do
     -- Headers and properties come last: decoding a long body here would stop Redis for everybody.
     local tail = string.sub(message, -4096)
     local tag = string.match(tail, '"delivery_tag":%s*"([^"]+)"')
-    local exchange = string.match(tail, '"exchange":%s*"([^"]*)"')
-    local routing_key = string.match(tail, '"routing_key":%s*"([^"]*)"')
-    if not (tag and exchange and routing_key) then
+    local queue = source == 4 and KEYS[5] or KEYS[source]
+    if not tag then
       redis.call('RPOP', KEYS[source])
-      redis.call('LPUSH', KEYS[3], cjson.encode({error = 'not a Celery message', bytes = #message, queue = KEYS[source]}))
+      redis.call('LPUSH', KEYS[3], cjson.encode({error = 'not a Celery message', bytes = #message, queue = queue}))
       redis.call('LTRIM', KEYS[3], 0, dead_kept - 1)
     else
       local cost = tonumber(string.match(tail, '"cost":%s*(%d+)') or 1)
       -- One that can never fit is taken all the same, to be refused: it must not block the queue.
       if cost > capacity then cost = 0 end
-      if spent + cost > tokens then reply[1] = cost; return reply end
+      if spent + cost > tokens then
+        if source <= 5 then reply[1] = cost end
+        return reply
+      end
       -- Microseconds apart, so that the order within a pull survives. Popped last: a write may be refused.
       redis.call('ZADD', KEYS[2], score + taken / 1e6, tag)
-      redis.call('HSET', KEYS[1], tag, '[' .. message .. ',"' .. exchange .. '","' .. routing_key .. '"]')
+      -- Kombu's format, message, exchange and routing key: whichever way it came, it goes back to this queue.
+      redis.call('HSET', KEYS[1], tag, '[' .. message .. ',"","' .. queue .. '"]')
       redis.call('RPOP', KEYS[source])
       reply[#reply + 1] = tag
+      reply[#reply + 1] = queue
       reply[#reply + 1] = message
       spent, taken = spent + cost, taken + 1
     end

@@ -105,8 +105,10 @@ class Poller(stock.MultiChannelPoller):
             try:
                 while channel.pull():
                     pass
-            except channel.connection_errors:
-                # The broken connection's own socket makes the event loop reconnect.
+            except (redis.RedisError, *channel.connection_errors) as error:
+                # Raised here it would take other callbacks of the event loop along. A broken connection's own socket
+                # makes the loop reconnect; whatever else it is, the next look is near.
+                log.warning("pull_failed", error=type(error).__name__)
                 return
 
 
@@ -165,8 +167,8 @@ class Channel(stock.Channel):
             self._uncertain = True
             self._blocked, *pulled = self._pull_script(client)(keys=keys, args=arguments, client=client)
             self._uncertain = False
-        self._deliver(list(zip(pulled[::2], pulled[1::2], strict=True)))
-        return len(pulled) // 2
+        self._deliver(list(zip(pulled[::3], pulled[1::3], pulled[2::3], strict=True)))
+        return len(pulled) // 3
 
     def _pull_script(self, client: redis.Redis) -> Any:
         script = self.__dict__.get("_script")
@@ -179,31 +181,29 @@ class Channel(stock.Channel):
         lost = self.acks.unknown(tags)
         entries: list[bytes | None] = client.hmget(self.unacked_key, lost) if lost else []
         self._uncertain = False
-        # An entry is `[message,"exchange","routing key"]`.
-        self._deliver(
-            [
-                (tag, entry[1 : entry.rindex(b',"', 0, entry.rindex(b',"'))])
-                for tag, entry in zip(lost, entries, strict=True)
-                if entry
-            ]
-        )
+        delivered = []
+        for tag, entry in zip(lost, entries, strict=True):
+            if entry is not None:
+                # An entry is `[message,"exchange","queue"]`.
+                rest, _, queue = entry.rpartition(b',"')
+                delivered.append((tag.encode(), queue[:-2], rest.rpartition(b',"')[0][1:]))
+        self._deliver(delivered)
 
-    def _deliver(self, messages: list[tuple[bytes | str, bytes]]) -> None:
-        for raw_tag, raw in messages:
-            tag = bytes_to_str(raw_tag)
+    def _deliver(self, messages: list[tuple[bytes, bytes, bytes]]) -> None:
+        """Hand on messages, each with its delivery tag and queue."""
+        for raw_tag, queue, raw in messages:
+            tag = raw_tag.decode()
             self.acks.opened(tag)
             try:
                 message = loads(bytes_to_str(raw))
                 if message["properties"]["delivery_tag"] != tag:
-                    raise ValueError("delivery tag")
-                queue = message["properties"]["delivery_info"]["routing_key"]
-                deliver = self.connection._callbacks[queue]
-            except (ValueError, KeyError, TypeError) as error:
-                # It looked like a message to the pull script but is none; its text may be a prompt.
+                    raise ValueError("the delivery tag is not where it belongs")
+                self.connection._deliver(message, queue.decode())
+            except Exception as error:  # noqa: BLE001
+                # The boundary between messages: this one looked like one to the pull script, but Celery cannot read
+                # it. Its text may be a prompt, and an error's text may quote it.
                 log.error("message_unreadable", error=type(error).__name__, bytes=len(raw))
                 self.acks.ack(tag)
-                continue
-            deliver(message)
         if messages:
             self.intake.pulled()
 

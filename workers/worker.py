@@ -41,7 +41,7 @@ from workers.refusal import refusal
 log = structlog.get_logger()
 
 CONNECT_ATTEMPTS = 6
-"""Tries to reach Redis at the start, over about 6 s."""
+"""Tries to reach Redis at the start, over about 7 s."""
 PUBLISH_LAST_SECONDS = 5.0
 
 
@@ -174,6 +174,8 @@ class Worker:
                 return True
             except redis.RedisError as error:
                 log.warning("redis_unreachable", attempt=attempt, of=CONNECT_ATTEMPTS, reason=str(error))
+            if attempt == CONNECT_ATTEMPTS:
+                break
             again_at = time.monotonic() + min(0.2 * 2**attempt, 2.0)
             while time.monotonic() < again_at:
                 if self._drain.requested:

@@ -95,7 +95,9 @@ class TokenStream:
         return self._ended
 
     async def __aenter__(self) -> Self:
-        if self._sending is not None or self._ended:
+        if self.error is not None:
+            raise self.error  # Closed before it began.
+        if self._sending is not None:
             raise RuntimeError("a token stream is entered once")
         self._relay.open(self.job.id, self)
         # In a task of its own: when the caller is cancelled, what became of the push must still be known.

@@ -6,9 +6,14 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import urlsplit
 
 import uvloop
+
+
+PATIENCE = 600.0
+"""Seconds after which a run is given up."""
 
 
 class BadAnswer(Exception):
@@ -37,8 +42,7 @@ class _Stream(asyncio.Protocol):
         self.result: asyncio.Future[StreamResult] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        transport.write(self._request)
+        cast(asyncio.WriteTransport, transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:
         if self._first is None and (b"data: " in data):
@@ -95,4 +99,4 @@ async def _run_streams(url: str, bodies: list[dict[str, object]]) -> list[Stream
         await loop.create_connection(lambda: stream, address.hostname, address.port)
 
     await asyncio.gather(*(open_one(body) for body in bodies))
-    return list(await asyncio.gather(*(stream.result for stream in streams)))
+    return list(await asyncio.wait_for(asyncio.gather(*(stream.result for stream in streams)), PATIENCE))

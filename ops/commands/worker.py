@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from common.logs import configure_logging
 from ops.configuration import Configuration
 
 
@@ -9,4 +10,5 @@ def run(configuration: Configuration) -> int:
     """Run the worker until it is told to stop; returns its exit status."""
     from workers.worker import run_worker
 
+    configure_logging(configuration.settings)
     return run_worker(configuration.settings)

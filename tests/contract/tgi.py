@@ -56,7 +56,7 @@ def _check(version: str, method: str, path: str, response: httpx.Response) -> No
 
 
 def _kind(response: httpx.Response) -> str:
-    return response.headers.get("content-type", "").partition(";")[0]
+    return str(response.headers.get("content-type", "")).partition(";")[0]
 
 
 def _events(text: str) -> list[Any]:

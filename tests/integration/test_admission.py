@@ -121,19 +121,38 @@ async def test_the_limit_holds_at_every_moment_under_churn(redis_url: str) -> No
         await _until_counted(settings, {})
 
 
-async def test_callers_that_leave_while_they_wait_keep_no_permit(redis_url: str) -> None:
-    settings = _settings(redis_url, max_concurrent_requests=8)
+async def test_a_caller_that_leaves_while_redis_is_asked_keeps_no_permit(redis_url: str) -> None:
+    settings = _settings(redis_url, max_concurrent_requests=8, lease_seconds=60)
     async with instances(settings, 1) as (admission,):
-        for turns in range(60):
+        for _ in range(20):
             task = asyncio.create_task(admission.acquire())
-            for _ in range(turns % 30):
+            for _ in range(3):
                 await asyncio.sleep(0)
+            assert not admission._waiting
+            assert not task.done()
             task.cancel()
-            (answer,) = await asyncio.gather(task, return_exceptions=True)
-            if isinstance(answer, Permit):
-                answer.release()
-        await _until_counted(settings, {})
+            assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+            await _until_counted(settings, {})
         assert admission.held == 0
+
+
+async def test_a_caller_cancelled_in_the_turn_of_its_grant_keeps_no_permit(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = _settings(redis_url, max_concurrent_requests=8, lease_seconds=60)
+    async with instances(settings, 1) as (admission,):
+        task = asyncio.create_task(admission.acquire())
+        answer_caller = admission._answer
+
+        def answer_and_cancel(sequences: int, answer: asyncio.Future[Permit], granted: bool) -> None:
+            answer_caller(sequences, answer, granted)
+            assert admission.held == 1
+            task.cancel()
+
+        monkeypatch.setattr(admission, "_answer", answer_and_cancel)
+        assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+        assert admission.held == 0
+        await _until_counted(settings, {})
 
 
 async def test_a_dead_process_frees_its_permits_when_its_lease_is_out(redis_url: str) -> None:

@@ -20,6 +20,7 @@ from redis.retry import Retry
 
 from ops import embedded_redis
 from ops.embedded_redis import EmbeddedRedis, RedisUnavailable, server_program
+from ops.ports import free_port
 
 
 def client_of(server: EmbeddedRedis, timeout: float = 2.0) -> redis.Redis:
@@ -116,12 +117,11 @@ def test_a_taken_port_is_refused_with_the_servers_own_words(tmp_path: Path) -> N
 
 
 def test_another_port_is_tried_when_the_first_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    free_port = embedded_redis.free_port
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         ports = iter([taken.getsockname()[1]])
-        monkeypatch.setattr(embedded_redis, "free_port", lambda host: next(ports, None) or free_port(host))
+        monkeypatch.setattr("ops.embedded_redis.free_port", lambda host: next(ports, None) or free_port(host))
         with EmbeddedRedis(tmp_path) as server, client_of(server) as client:
             assert server.port != taken.getsockname()[1]
             assert client.ping()
@@ -182,7 +182,7 @@ def test_says_what_to_install_when_nothing_works(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(embedded_redis, "_candidates", lambda: iter([Path("/nonexistent/valkey-server")]))
     server_program.cache_clear()
     try:
-        with pytest.raises(RedisUnavailable, match="apt install redis-server.*REDIS_URL"):
+        with pytest.raises(RedisUnavailable, match=r"apt install redis-server.*REDIS_URL"):
             server_program()
     finally:
         server_program.cache_clear()

@@ -33,8 +33,11 @@ class LayerProbe:
 
 
 @torch.inference_mode()
-def probe_layers(model: PreTrainedModel, tokens: int) -> tuple[LayerProbe, int]:
-    """Run `tokens` tokens through the model.
+def probe_layers(model: PreTrainedModel, tokens: int, rows: int = 1) -> tuple[LayerProbe, int]:
+    """Run `tokens` tokens through the model, the largest step there will be where its memory matters.
+
+    Args:
+        rows: logits to compute.
 
     Returns:
         What the layers passed, and the width of the logits.
@@ -43,9 +46,8 @@ def probe_layers(model: PreTrainedModel, tokens: int) -> tuple[LayerProbe, int]:
         ModelRefused: the model's layers cannot be served by a plain key/value pool.
     """
     probe = LayerProbe()
-    logits = ModelCall(model)(
-        np.zeros(tokens, dtype=np.int64), np.arange(tokens, dtype=np.int64), probe, list(range(tokens))
-    )
+    ids, positions = np.zeros(tokens, dtype=np.int64), np.arange(tokens, dtype=np.int64)
+    logits = ModelCall(model)(ids, positions, probe, list(range(rows))).float()
     config = model.config.get_text_config()
     kinds = list(getattr(config, "layer_types", None) or [])
     if strange := sorted(set(kinds) - _KNOWN_LAYERS):

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from common.limits import DEFAULT_MAX_TOTAL_TOKENS
 from common.model_files import ModelFiles, context_length, find_model
 from common.settings import DEFAULT_MODEL, Settings
 from common.wire import ModelCard
@@ -32,9 +33,11 @@ from workers.engine.self_check import check_runner, eager_logits
 
 Progress = Callable[[str, float], None]
 
-DEFAULT_MAX_TOTAL_TOKENS = 4096
 DEFAULT_BATCH_SIZE = {"cpu": 64, "cuda": 256}
-DEFAULT_PREFILL_TOKENS = {"cpu": 128, "cuda": 4096}
+DEFAULT_PREFILL_TOKENS = 4096
+"""Prompt tokens per step at most, on CUDA."""
+PROMPT_LOGPROBS_ROWS = 256
+"""Rows of logits that a sequence which wants its prompt's log probabilities adds to a step."""
 UNPACKED_MIN_ROWS = 16
 """Where weights cannot be packed: MKL's products of at least this many rows mostly agree with each other."""
 
@@ -56,6 +59,7 @@ def load_runner(settings: Settings, progress: Progress) -> TransformersRunner:
     if device.type == "cpu":
         torch.set_num_threads(engine_threads(settings))
     if settings.model_id == DEFAULT_MODEL:
+        # Reports nothing when the model is there already.
         ensure_default_model(settings, lambda stage, fraction: progress(stage, 0.6 * fraction))
     progress("finding the model", 0.6)
     files = find_model(settings, weights=True)
@@ -90,10 +94,10 @@ def _load(settings: Settings, files: ModelFiles, device: torch.device, progress:
     if device.type == "cuda":
         # The largest step there will be, so that its memory is known when the cache takes the rest.
         torch.cuda.reset_peak_memory_stats(device)
-        tokens = (settings.max_batch_prefill_tokens or DEFAULT_PREFILL_TOKENS["cuda"]) + batch_size
+        tokens = (settings.max_batch_prefill_tokens or DEFAULT_PREFILL_TOKENS) + batch_size
+        probe, width = probe_layers(model, tokens, rows=batch_size + PROMPT_LOGPROBS_ROWS)
     else:
-        tokens = UNPACKED_MIN_ROWS
-    probe, width = probe_layers(model, tokens)
+        probe, width = probe_layers(model, tokens=UNPACKED_MIN_ROWS, rows=UNPACKED_MIN_ROWS)
 
     block_size = SPAN if device.type == "cpu" else PAGE
     total, blocks = _limits(
@@ -207,7 +211,7 @@ def _limits(
     context = context_length(config.to_dict())
     total = settings.max_total_tokens or min(context, DEFAULT_MAX_TOTAL_TOKENS)
     if total > context:
-        raise ModelRefused(f"MAX_TOTAL_TOKENS is {total}, and the model's context is {context} tokens")
+        raise ModelRefused(f"MAX_TOTAL_TOKENS ({total}) is more than the model's context of {context} tokens")
     if settings.max_batch_total_tokens is not None:
         blocks = -(-settings.max_batch_total_tokens // block_size)
         if settings.max_batch_total_tokens < total:

@@ -15,6 +15,8 @@ from common.parameters import GenerationParameters
 
 Scores = npt.NDArray[np.float32]
 
+_SMALLEST = 1e-30
+"""Factors are kept between this and its inverse, well inside what float32 holds."""
 _SORTED_WIDTHS = (256, 2048)
 """How many tokens top-p and typical-p sort before they fall back on all of them; the result is the same."""
 
@@ -35,7 +37,7 @@ def process(scores: Scores, parameters: GenerationParameters, ids: Ids[int]) -> 
     if parameters.frequency_penalty != 0.0:
         penalise_frequency(scores, parameters.frequency_penalty, ids)
     if parameters.temperature != 1.0:
-        scores /= np.float32(parameters.temperature)
+        divide_by_temperature(scores, parameters.temperature)
     if parameters.top_k > 0:
         keep_top_k(scores, parameters.top_k)
     if parameters.top_p < 1.0:
@@ -49,7 +51,15 @@ def penalise_repetition(scores: Scores, penalty: float, ids: Ids[int]) -> None:
     """Scores of tokens seen before are divided by `penalty` when positive, else multiplied (CTRL, Keskar et al. 2019)."""
     seen = np.unique(np.array(ids, dtype=np.int64))
     before = scores[seen]
-    scores[seen] = np.where(before < 0, before * np.float32(penalty), before / np.float32(penalty))
+    factor = _factor(penalty)
+    scores[seen] = np.where(before < 0, before * factor, before / factor)
+
+
+def divide_by_temperature(scores: Scores, temperature: float) -> None:
+    """Scores relative to the best one, over `temperature`: so that no temperature is too low."""
+    scores -= scores.max()
+    with np.errstate(over="ignore"):
+        scores /= _factor(temperature)
 
 
 def penalise_frequency(scores: Scores, penalty: float, ids: Ids[int]) -> None:
@@ -100,6 +110,10 @@ def keep_typical(scores: Scores, p: float) -> None:
             last = int(np.count_nonzero(mass[:-1] < p))
             scores[possible[distance > distance[nearest[last]]]] = -np.inf
             return
+
+
+def _factor(value: float) -> np.float32:
+    return np.float32(min(max(value, _SMALLEST), 1 / _SMALLEST))
 
 
 def _widths(count: int) -> list[int]:

@@ -51,13 +51,12 @@ class Sampler:
         """
         parameters = sequence.job.parameters
         scores, truncated = logits, False
+        best_id = _best(scores)
         if _processed(parameters):
             scores = logits.copy()
             truncated = process(scores, parameters, sequence.ids)
-        best_id = int(scores.argmax())  # the first NaN if there is one
+            best_id = _best(scores)
         best = scores[best_id]
-        if not np.isfinite(best):
-            raise GenerationFailed("the model's scores are not finite")
         chosen = best_id
         if parameters.sample:
             chosen = self._draw(scores, best_id, parameters.seed, sequence.generated, truncated)
@@ -94,6 +93,13 @@ class Sampler:
         np.subtract(row, best, out=self._scratch)
         np.exp(self._scratch, out=self._scratch)
         return np.float32(best + np.log(self._scratch.sum()))
+
+
+def _best(scores: Scores) -> int:
+    best_id = int(scores.argmax())  # the first NaN if there is one
+    if not np.isfinite(scores[best_id]):
+        raise GenerationFailed("the model's scores are not finite")
+    return best_id
 
 
 def _processed(parameters: GenerationParameters) -> bool:

@@ -337,6 +337,8 @@ async def test_a_full_queue_refuses(redis_url: str) -> None:
             assert refused.value.retry_after == 1
             assert await asyncio.to_thread(_queue_length, redis_url) == 2
             assert client.open_streams == 2
+            assert client._control.pending == 0
+            assert await worker.redis.keys("tgq:cancelled:*") == []
 
 
 async def test_a_job_of_another_client_is_refused(redis_url: str) -> None:

@@ -5,47 +5,51 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 import torch
 
 from workers.engine.model_runner import TransformersRunner
+from workers.engine.plan import Row, StepPlan
 
 if TYPE_CHECKING:
     from tests.integration.engine.conftest import Driver
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_chunks_of_any_size_equal_the_whole_prompt(driver: Driver, prose: list[int], threads: int) -> None:
-    torch.set_num_threads(threads)
-    ids = prose[:560]  # longer than the attention kernel's own block of 512 keys
+def test_chunks_of_any_size_equal_the_whole_prompt(driver: Driver, prose: list[int]) -> None:
+    ids = prose[:530]  # longer than the attention kernel's own block of 512 keys
     whole = driver.whole(ids)
     assert np.array_equal(driver.in_chunks(ids, [128]), whole)
-    assert np.array_equal(driver.in_chunks(ids, [1, 63, 2, 200, 97]), whole)
+    assert np.array_equal(driver.in_chunks(ids, [1, 63, 2, 200, 230]), whole)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_decoding_equals_prefill_across_spans_of_keys(driver: Driver, prose: list[int], threads: int) -> None:
-    torch.set_num_threads(threads)
-    ids = prose[:523]
+def test_decoding_equals_prefill_across_spans_of_keys(driver: Driver, prose: list[int]) -> None:
+    ids = prose[:518]
     whole = driver.whole(ids)
-    for first in (56, 508):
-        sequence = driver.sequence(ids[: first + 15])
+    for first in (60, 508):
+        sequence = driver.sequence(ids[: first + 10])
         driver.step((sequence, first))
-        decoded = [driver.step((sequence, 1))[0][0] for _ in range(15)]
+        decoded = [driver.step((sequence, 1))[0][0] for _ in range(10)]
         driver.free(sequence)
-        assert np.array_equal(np.stack(decoded), whole[first : first + 15])
+        assert np.array_equal(np.stack(decoded), whole[first : first + 10])
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_sequence_computes_the_same_in_any_company(driver: Driver, prose: list[int], threads: int) -> None:
-    torch.set_num_threads(threads)
-    ids = prose[100:180]
+def test_two_threads_agree_with_each_other_too(driver: Driver, prose: list[int]) -> None:
+    torch.set_num_threads(2)
+    ids, other = prose[:80], driver.sequence(prose[100:190])
     whole = driver.whole(ids)
     mine = driver.sequence(ids)
-    others = [driver.sequence(prose[7 * i : 7 * i + 40 + i]) for i in range(12)]
+    logits = [driver.step((other, 9), (mine, 62))[1], driver.step((mine, 1))[0], *driver.step((mine, 17))]
+    driver.free(mine, other)
+    assert np.array_equal(np.concatenate(logits), whole)
+
+
+def test_a_sequence_computes_the_same_in_any_company(driver: Driver, prose: list[int]) -> None:
+    ids = prose[100:172]
+    whole = driver.whole(ids)
+    mine = driver.sequence(ids)
+    others = [driver.sequence(prose[7 * i : 7 * i + 40 + i]) for i in range(10)]
     found = driver.step((others[0], 30), (mine, 50), (others[1], 1))
     logits = [found[1]]
-    for position in range(50, 80):
+    for position in range(50, 72):
         # The others prefill, decode, come and go.
         company = [(other, 1 + (i + position) % 3) for i, other in enumerate(others) if (i + position) % 4 == 0]
         company = [(other, count) for other, count in company if other.computed + count <= len(other.ids)]
@@ -75,21 +79,20 @@ def test_a_freed_extent_leaks_nothing_to_its_next_owner(
     clean = driver.whole(ids)
     # What a sequence whose values overflowed would leave behind.
     pool = runner._backend.pool  # type: ignore[attr-defined]
+    left = slice(runner.block_size, 6 * runner.block_size)
     for tensor in (*pool.keys.values(), *pool.values.values()):
-        tensor[runner.block_size :].fill_(float("nan"))
-    try:
-        assert np.array_equal(driver.whole(ids), clean)
-        assert np.array_equal(driver.in_chunks(ids, [61, 1]), clean)
-    finally:
-        for tensor in (*pool.keys.values(), *pool.values.values()):
-            tensor.zero_()
+        tensor[left].fill_(float("nan"))
+    assert np.array_equal(driver.in_chunks(ids, [61, 1]), clean)
+    for tensor in (*pool.keys.values(), *pool.values.values()):
+        tensor[left].fill_(float("nan"))
+    assert np.array_equal(driver.whole(ids), clean)
+    for tensor in (*pool.keys.values(), *pool.values.values()):
+        tensor[left].zero_()
 
 
 def test_only_the_rows_asked_for_are_returned_in_plan_order(
     driver: Driver, runner: TransformersRunner, prose: list[int]
 ) -> None:
-    from workers.engine.plan import Row, StepPlan
-
     whole = driver.whole(prose[:30])
     long, short, silent = (driver.sequence(prose[:n]) for n in (30, 5, 20))
     # Staged in another order than planned: decode rows come last.

@@ -38,7 +38,10 @@ def byte_level() -> FastTokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=380, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=SPECIAL, show_progress=False
+        vocab_size=380,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=SPECIAL,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS[:3], trainer)
     return tokenizer
@@ -90,7 +93,12 @@ def save(tokenizer: FastTokenizer, folder: Path) -> Tokenizer:
 
 
 def make_job(
-    prompt_ids: list[int], *, id: str = "r", attempt: int = 1, generated_ids: list[int] | None = None, **parameters: Any
+    prompt_ids: list[int],
+    *,
+    name: str = "r",
+    attempt: int = 1,
+    generated_ids: list[int] | None = None,
+    **parameters: Any,
 ) -> Job:
     """A job; keywords that are fields of `Job` go there, the rest are parameters."""
     fields = {
@@ -98,7 +106,7 @@ def make_job(
     }
     parameters = {"max_new_tokens": 20, "seed": 1, **parameters}
     return Job(
-        id=id,
+        id=name,
         attempt=attempt,
         model="test",
         prompt_ids=prompt_ids,
@@ -125,7 +133,9 @@ class HashedModel:
     It checks what the engine promises to a real runner: blocks, positions in order, every token computed once.
     """
 
-    def __init__(self, vocab_size: int, *, num_blocks: int = 200, contiguous: bool = True, max_batch_size: int = 8) -> None:
+    def __init__(
+        self, vocab_size: int, *, num_blocks: int = 200, contiguous: bool = True, max_batch_size: int = 8
+    ) -> None:
         self.vocab_size = vocab_size
         self.block_size = 4
         self.num_blocks = num_blocks

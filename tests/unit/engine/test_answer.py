@@ -133,7 +133,9 @@ answers = st.text("ab 你🤗", max_size=25)
 @given(stop=stops, text=answers, end=st.booleans())
 def test_text_is_whole_up_to_the_first_stop(any_tokenizer: Tokenizer, stop: list[str], text: str, end: bool) -> None:
     ids = encode(any_tokenizer, text) + (encode(any_tokenizer, EOS)[-1:] if end else [])
-    answer = Answer(make_job(encode(any_tokenizer, "the"), max_new_tokens=len(ids) + (not ids) + end, stop=stop), any_tokenizer)
+    answer = Answer(
+        make_job(encode(any_tokenizer, "the"), max_new_tokens=len(ids) + (not ids) + end, stop=stop), any_tokenizer
+    )
     steps = feed(answer, ids)
     tokens = flat(steps)
     plain = Answer(make_job(encode(any_tokenizer, "the"), max_new_tokens=1000), any_tokenizer)
@@ -151,7 +153,9 @@ def test_text_is_whole_up_to_the_first_stop(any_tokenizer: Tokenizer, stop: list
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
 @given(stop=stops, text=answers, cut=st.integers(0, 30))
-def test_resumed_behind_what_was_given_out_goes_on_the_same(any_tokenizer: Tokenizer, stop: list[str], text: str, cut: int) -> None:
+def test_resumed_behind_what_was_given_out_goes_on_the_same(
+    any_tokenizer: Tokenizer, stop: list[str], text: str, cut: int
+) -> None:
     ids = encode(any_tokenizer, text) + encode(any_tokenizer, EOS)[-1:]
     prompt = encode(any_tokenizer, "the")
     answer = Answer(make_job(prompt, max_new_tokens=1000, stop=stop), any_tokenizer)
@@ -161,7 +165,9 @@ def test_resumed_behind_what_was_given_out_goes_on_the_same(any_tokenizer: Token
         known = known[:-1]
         if len(known) != len(flat(uninterrupted[:-1])):
             return  # The last two tokens came together.
-    resumed = Answer(make_job(prompt, max_new_tokens=1000, stop=stop, generated_ids=[t.id for t in known]), any_tokenizer)
+    resumed = Answer(
+        make_job(prompt, max_new_tokens=1000, stop=stop, generated_ids=[t.id for t in known]), any_tokenizer
+    )
     assert resumed.finished is None
     assert resumed.next_offset == len(known)
     rest = flat(feed(resumed, ids[len(known) :]))

@@ -10,7 +10,10 @@ import pytest
 from workers.engine.noise import FAR, gumbel, hashes, rare, splitmix64
 
 MASK32 = 2**32 - 1
-GOLDEN = {(0, 0): [272556288, 4273624551, 1194070940, 1221592041], (42, 7): [2259650689, 2212221116, 667521655, 4063773127]}
+GOLDEN = {
+    (0, 0): [272556288, 4273624551, 1194070940, 1221592041],
+    (42, 7): [2259650689, 2212221116, 667521655, 4063773127],
+}
 ALL = np.arange(49_152, dtype=np.uint32)
 
 
@@ -107,5 +110,3 @@ def test_rare_is_where_noise_is_large() -> None:
     hashed = np.concatenate([hashes(9, 9, ALL), np.arange(border - 500, border + 500, dtype=np.uint32)])
     assert (rare(hashed) >= (gumbel(hashed) > FAR)).all()
     assert rare(hashes(9, 9, ALL)).mean() == pytest.approx(math.exp(-FAR), rel=0.2)
-
-

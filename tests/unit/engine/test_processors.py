@@ -98,3 +98,25 @@ def test_rules_leave_ruled_out_tokens_out() -> None:
     processors.keep_top_p(scores, 0.99)
     processors.keep_typical(scores, 0.9)
     assert set(kept(scores)) <= {2, 3}
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-5, 1e30, 1e300])
+def test_no_temperature_is_too_extreme(temperature: float) -> None:
+    scores = scores_of([1.0, 2.0, -np.inf])
+    processors.divide_by_temperature(scores, temperature)
+    assert scores.argmax() == 1
+    assert np.isfinite(scores[1])
+    assert scores[2] == -np.inf
+
+
+def test_temperature_divides_differences() -> None:
+    scores = scores_of([1.0, 2.0, 5.0])
+    processors.divide_by_temperature(scores, 0.5)
+    assert np.diff(scores).tolist() == [2.0, 6.0]
+
+
+@pytest.mark.parametrize("penalty", [1e-300, 1e300])
+def test_no_repetition_penalty_is_too_extreme(penalty: float) -> None:
+    scores = scores_of([1.0, -2.0, 0.0])
+    processors.penalise_repetition(scores, penalty, [0, 1, 2])
+    assert np.isfinite(scores).all()

@@ -12,6 +12,7 @@ from common.errors import GenerationFailed
 from tests.unit.engine.support import make_job
 from workers.engine.noise import gumbel, hashes
 from workers.engine.plan import FloatArray
+from workers.engine.processors import process
 from workers.engine.sampler import Choice, Sampler
 from workers.engine.sequence import Sequence
 
@@ -108,8 +109,6 @@ def test_shortcuts_draw_what_the_whole_formula_draws(parameters: dict[str, Any])
     for seed in range(60):
         row = LOGITS[seed % len(LOGITS)]
         scores = row.copy()
-        from workers.engine.processors import process
-
         process(scores, make_job([1], **parameters).parameters, [1, 2, 3])
         expected = int(np.argmax(scores + gumbel(hashes(seed, 2, ids))))
         assert sample(row, generated=2, sample=True, seed=seed, **parameters).id == expected
@@ -119,7 +118,7 @@ def test_draws_follow_the_distribution() -> None:
     shares = np.array([0.5, 0.25, 0.15, 0.07, 0.03])
     logits = np.log(shares).astype(np.float32)
     sampler = Sampler(len(shares))
-    draws = 20_000
+    draws = 8_000
     counts = np.zeros(len(shares))
     sequence = Sequence(make_job([1], sample=True, seed=99, max_new_tokens=draws))
     for _ in range(draws):

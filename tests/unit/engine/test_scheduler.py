@@ -23,7 +23,7 @@ def make_scheduler(
 
 
 def add(scheduler: Scheduler, name: str, prompt: int, *, arrival: int = 0, **job: Any) -> Sequence:
-    sequence = Sequence(make_job(list(range(1, prompt + 1)), id=name, **job), arrival)
+    sequence = Sequence(make_job(list(range(1, prompt + 1)), name=name, **job), arrival)
     scheduler.add(sequence)
     return sequence
 
@@ -49,12 +49,15 @@ def test_decode_first_then_running_prefills_then_admissions() -> None:
     add(scheduler, "a", 3)
     advance(plan(scheduler))
     add(scheduler, "b", 25)
-    assert shown(step := plan(scheduler)) == [("a", 3, 1, 1), ("b", 0, 10, 0)]
+    step = plan(scheduler)
+    assert shown(step) == [("a", 3, 1, 1), ("b", 0, 10, 0)]
     advance(step)
     add(scheduler, "c", 8)
-    assert shown(step := plan(scheduler)) == [("a", 4, 1, 1), ("b", 10, 10, 0)]
+    step = plan(scheduler)
+    assert shown(step) == [("a", 4, 1, 1), ("b", 10, 10, 0)]
     advance(step)
-    assert shown(step := plan(scheduler)) == [("a", 5, 1, 1), ("b", 20, 5, 1), ("c", 0, 5, 0)]
+    step = plan(scheduler)
+    assert shown(step) == [("a", 5, 1, 1), ("b", 20, 5, 1), ("c", 0, 5, 0)]
     advance(step)
     assert shown(plan(scheduler)) == [("a", 6, 1, 1), ("b", 25, 1, 1), ("c", 5, 3, 1)]
 
@@ -102,7 +105,8 @@ def test_one_that_does_not_fit_is_not_overtaken() -> None:
 def test_a_resumed_sequence_is_a_longer_prefill() -> None:
     scheduler = make_scheduler(prefill=100)
     add(scheduler, "a", 5, generated_ids=[7, 7, 7])
-    assert shown(step := plan(scheduler)) == [("a", 0, 8, 1)]
+    step = plan(scheduler)
+    assert shown(step) == [("a", 0, 8, 1)]
     advance(step)
     assert shown(plan(scheduler)) == [("a", 8, 1, 1)]
 
@@ -110,9 +114,11 @@ def test_a_resumed_sequence_is_a_longer_prefill() -> None:
 def test_prompt_logprobs_want_logits_of_the_whole_prompt_in_bounded_chunks() -> None:
     scheduler = make_scheduler(blocks=1000, prefill=1000)
     add(scheduler, "a", 300, prefill_logprobs=True)
-    assert shown(step := plan(scheduler)) == [("a", 0, 256, 256)]
+    step = plan(scheduler)
+    assert shown(step) == [("a", 0, 256, 256)]
     advance(step)
-    assert shown(step := plan(scheduler)) == [("a", 256, 44, 44)]
+    step = plan(scheduler)
+    assert shown(step) == [("a", 256, 44, 44)]
     advance(step)
     assert shown(plan(scheduler)) == [("a", 300, 1, 1)]
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from workers.engine.stopping import StopMatch, StopStrings
 
 alphabet = st.text("ab", min_size=1, max_size=4)
-stops_and_pieces = st.tuples(st.lists(alphabet, min_size=1, max_size=3), st.lists(st.text("abc", max_size=5), max_size=12))
+stops_and_pieces = st.tuples(
+    st.lists(alphabet, min_size=1, max_size=3), st.lists(st.text("abc", max_size=5), max_size=12)
+)
 
 
 def search(stops: list[str], before: str, piece: str) -> StopMatch | None:

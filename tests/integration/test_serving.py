@@ -1,0 +1,183 @@
+"""The parts of `tgq serve` that need no service: children, their output, ports, what is printed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from common.settings import DEFAULT_MODEL, Settings
+from ops.columns import print_columns
+from ops.ports import PortTaken, check_port, free_port
+from ops.serving import child as child_module
+from ops.serving.child import Child, ChildFailed
+from ops.serving.output import open_output, read_lines
+from ops.serving.view import LineView
+from ops.serving.welcome import curl_line, local_address
+
+
+class RecordingView:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def progress(self, stage: str, fraction: float) -> None: ...
+
+    def done(self) -> None: ...
+
+
+def child_running(program: str, view: RecordingView) -> Child:
+    child = Child("worker", [], dict(os.environ), view)
+    child._arguments = [sys.executable, "-c", program]
+    return child
+
+
+def tend_until_it_fails(child: Child, seconds: float = 30.0) -> str:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            child.tend()
+        except ChildFailed as error:
+            return str(error)
+        time.sleep(0.01)
+    raise AssertionError("it never failed")
+
+
+def test_a_child_that_never_starts_fails_with_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_module, "LONGEST_DELAY", 0.05)
+    view = RecordingView()
+    child = child_running("import sys; print('no such model', file=sys.stderr); sys.exit(1)", view)
+    child.start()
+    message = tend_until_it_fails(child)
+    assert message.startswith("worker ended with exit status 1:")
+    assert message.endswith("no such model")
+    assert view.lines.count("no such model") == child_module.FIRST_STARTS
+
+
+def test_a_bad_setting_is_not_tried_twice() -> None:
+    view = RecordingView()
+    child = child_running("import sys; print('tgq: PORT: no'); sys.exit(2)", view)
+    child.start()
+    assert tend_until_it_fails(child).endswith("tgq: PORT: no")
+    assert view.lines.count("tgq: PORT: no") == 1
+
+
+def test_a_child_that_has_worked_is_started_again_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = RecordingView()
+    child = child_running("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", view)
+    child.works = True
+    child.start()
+    deadline = time.monotonic() + 30
+    while sum("starting it again" in line for line in view.lines) < 3:
+        assert time.monotonic() < deadline
+        monkeypatch.setattr(child, "_start_again_at", child._start_again_at and 0.0)  # No need to wait it out.
+        child.tend()
+    child.kill()
+    assert [line.rpartition(" in ")[2] for line in view.lines] == ["0 s", "2 s", "4 s"]
+    assert "was ended by SIGKILL" in view.lines[0]
+
+
+def test_kill_ends_what_the_child_started() -> None:
+    program = "import subprocess; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
+    view = RecordingView()
+    child = child_running(program, view)
+    child.start()
+    deadline = time.monotonic() + 30
+    while not view.lines:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    child.kill()
+    assert not child.alive
+    stat = Path(f"/proc/{view.lines[0]}/stat")
+    while stat.exists() and " Z " not in stat.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_output_comes_line_by_line(*, terminal: bool) -> None:
+    reading, writing = open_output(terminal=terminal)
+    assert os.isatty(writing) is terminal
+    lines: list[str] = []
+    reader = read_lines(reading, lines.append)
+    os.write(writing, "one\nzwölf\nlast".encode())
+    os.close(writing)
+    reader.join(10)
+    assert lines == ["one", "zwölf", "last"]
+
+
+def test_progress_lines_are_rare_and_name_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    view = LineView()
+    for percent in range(100):
+        view.progress("loading", percent / 100)
+    view.progress("ready", 1.0)
+    assert stderr.getvalue().splitlines() == ["tgq: loading: 0%", "tgq: ready: 100%"]
+
+
+def test_lines_from_several_threads_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    view = LineView()
+
+    def write() -> None:
+        for _ in range(50):
+            view.line("x" * 100)
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stderr.getvalue().splitlines() == ["x" * 100] * 200
+
+
+@pytest.mark.parametrize(
+    ("hostname", "address"),
+    [("0.0.0.0", "http://127.0.0.1:80"), ("::", "http://[::1]:80"), ("10.0.0.7", "http://10.0.0.7:80")],
+)
+def test_the_address_is_one_this_machine_reaches(hostname: str, address: str) -> None:
+    assert local_address(hostname, 80) == address
+
+
+def test_the_curl_line_is_good_shell_and_good_json() -> None:
+    words = shlex.split(curl_line(Settings.of(model_id=DEFAULT_MODEL), "http://127.0.0.1:80"))
+    assert words[:2] == ["curl", "http://127.0.0.1:80/generate"]
+    assert json.loads(words[-1])["inputs"].endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_the_curl_line_sends_the_key_without_showing_it() -> None:
+    line = curl_line(Settings.of(model_id="scripted", api_key="hush"), "http://127.0.0.1:80")
+    assert "hush" not in line
+    assert '"Authorization: Bearer $API_KEY"' in line
+
+
+def test_a_taken_port_is_noticed() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortTaken, match=rf"cannot listen on 127\.0\.0\.1 port {port}: Address already in use"):
+            check_port("127.0.0.1", port)
+    check_port("127.0.0.1", free_port("127.0.0.1"))
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(PortTaken, match=r"cannot listen on 192\.0\.2\.1"):
+        free_port("192.0.2.1")
+
+
+def test_columns_are_as_wide_as_their_cells(capsys: pytest.CaptureFixture[str]) -> None:
+    print_columns([("ID", "STATE"), ("worker-17", "ready")])
+    assert capsys.readouterr().out == "ID         STATE\nworker-17  ready\n"

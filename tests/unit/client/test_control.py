@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from common.client import control
+from common.client.control import ControlSender
+from common.keys import Keys
+from common.redis_clients import async_redis
+from common.settings import Settings
+
+
+async def test_cancels_that_wait_for_redis_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(control, "CANCELS_KEPT", 3)
+    sender = ControlSender(async_redis(Settings.of(redis_url="redis://127.0.0.1:1/0")), Keys())
+    for number in range(5):
+        sender.cancel(f"request-{number}", "queue", b"secret prompt")
+    assert sender.pending == 3
+    assert len(caplog.records) == 2
+    assert "secret" not in caplog.text
+
+
+async def test_one_cancel_a_request() -> None:
+    sender = ControlSender(async_redis(Settings.of(redis_url="redis://127.0.0.1:1/0")), Keys())
+    sender.cancel("request", "queue", b"message")
+    sender.cancel("request", "queue", None)
+    assert sender.pending == 1

@@ -1,0 +1,127 @@
+"""Frames are numbered without a gap, remembered, bounded and never lost by a failed publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from common.wire import Accepted, Cancelled, Failed, Finish, Frame, FrameBody, Token, Tokens
+from workers.outbox import KEEP_SECONDS, Outbox
+
+ACCEPTED = Accepted("w")
+
+
+def tokens(index: int, *, last: bool = False) -> Tokens:
+    return Tokens(index, [Token(index, "x", None, special=False)], Finish("length", index + 1, 0.1) if last else None)
+
+
+def numbers(messages: Iterable[tuple[str, list[Frame]]]) -> dict[str, list[tuple[str, int, int]]]:
+    found: dict[str, list[tuple[str, int, int]]] = {}
+    for channel, frames in messages:
+        found.setdefault(channel, []).extend((frame.request, frame.attempt, frame.sequence) for frame in frames)
+    return found
+
+
+def test_numbers_each_attempt_from_zero_and_groups_by_channel() -> None:
+    outbox = Outbox()
+    outbox.add("one", "a", 1, ACCEPTED, 0.0)
+    outbox.add("two", "b", 1, ACCEPTED, 0.0)
+    outbox.add("one", "c", 2, ACCEPTED, 0.0)
+    outbox.add("one", "a", 1, tokens(0), 0.0)
+    outbox.add("one", "a", 2, ACCEPTED, 0.0)
+    messages = outbox.take()
+    assert len(messages) == 2
+    assert numbers(messages) == {"one": [("a", 1, 0), ("c", 2, 0), ("a", 1, 1), ("a", 2, 0)], "two": [("b", 1, 0)]}
+    assert outbox.take() == []
+    outbox.add("one", "a", 1, tokens(1), 0.0)
+    assert numbers(outbox.take()) == {"one": [("a", 1, 2)]}
+
+
+def test_what_could_not_be_sent_goes_out_before_newer_frames() -> None:
+    outbox = Outbox()
+    outbox.add("one", "a", 1, ACCEPTED, 0.0)
+    unsent = outbox.take()
+    outbox.add("one", "a", 1, tokens(0), 0.0)
+    outbox.put_back(unsent)
+    assert numbers(outbox.take()) == {"one": [("a", 1, 0), ("a", 1, 1)]}
+
+
+def test_long_waits_make_several_messages() -> None:
+    outbox = Outbox(max_message=4)
+    for index in range(10):
+        outbox.add("one", "a", 1, tokens(index), 0.0)
+    messages = outbox.take()
+    assert [len(frames) for _, frames in messages] == [4, 4, 2]
+    assert [number for _, _, number in numbers(messages)["one"]] == list(range(10))
+
+
+@pytest.mark.parametrize("last", [tokens(1, last=True), Failed("generation", "x"), Cancelled()])
+def test_remembers_an_ended_attempt_until_released_or_too_old(last: FrameBody) -> None:
+    for forget in ("release", "age"):
+        outbox = Outbox()
+        outbox.add("one", "a", 1, tokens(0), 0.0)
+        outbox.add("one", "a", 1, last, 100.0)
+        sent = outbox.take()
+        assert outbox.resend("a", 1, 1)
+        assert outbox.take() == [("one", sent[0][1][1:])]
+        outbox.sweep(100.0 + KEEP_SECONDS)
+        assert outbox.resend("a", 1, 0)
+        if forget == "release":
+            outbox.release("a")
+        else:
+            outbox.sweep(100.1 + KEEP_SECONDS)
+        assert outbox.kept_frames == 0
+        outbox.take()
+        assert not outbox.resend("a", 1, 0)
+        assert outbox.take() == []
+
+
+def test_a_running_attempt_is_neither_released_nor_swept() -> None:
+    outbox = Outbox()
+    outbox.add("one", "a", 1, tokens(0), 0.0)
+    outbox.release("a")
+    outbox.sweep(1e9)
+    outbox.add("one", "a", 1, tokens(1), 1e9)
+    assert numbers(outbox.take()) == {"one": [("a", 1, 0), ("a", 1, 1)]}
+
+
+def test_resend_takes_any_sequence() -> None:
+    outbox = Outbox()
+    outbox.add("one", "a", 1, tokens(0), 0.0)
+    outbox.take()
+    assert outbox.resend("a", 1, 99)
+    assert numbers(outbox.take()) in ({}, {"one": []})
+    assert outbox.resend("a", 1, -5)
+    assert numbers(outbox.take()) == {"one": [("a", 1, 0)]}
+    assert not outbox.resend("a", 2, 0)
+    assert not outbox.resend("b", 1, 0)
+
+
+def test_memory_is_bounded_by_forgetting_the_oldest() -> None:
+    outbox = Outbox(max_kept=10)
+    for request in "abc":
+        for index in range(5):
+            outbox.add("one", request, 1, tokens(index), 0.0)
+    assert outbox.kept_frames == 10
+    assert not outbox.resend("a", 1, 0)
+    assert outbox.resend("b", 1, 0)
+
+
+def test_unsent_frames_are_bounded_and_can_be_asked_for_again() -> None:
+    outbox = Outbox(max_unsent=4)
+    for index in range(6):
+        outbox.add("one", "a", 1, tokens(index), 0.0)
+    outbox.add("two", "b", 1, ACCEPTED, 0.0)
+    assert [number for _, _, number in numbers(outbox.take())["one"]] == [2, 3, 4, 5]
+    assert outbox.resend("a", 1, 0)
+    assert [number for _, _, number in numbers(outbox.take())["one"]] == [2, 3, 4, 5]
+
+
+def test_a_channel_that_is_gone_takes_its_frames_along() -> None:
+    outbox = Outbox()
+    outbox.add("one", "a", 1, ACCEPTED, 0.0)
+    outbox.add("two", "b", 1, ACCEPTED, 0.0)
+    outbox.drop_channel("one")
+    assert numbers(outbox.take()) == {"two": [("b", 1, 0)]}
+    assert outbox.kept_frames == 1

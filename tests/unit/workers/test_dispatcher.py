@@ -1,0 +1,389 @@
+"""Jobs between Celery and the engine: state, room, refusals, losses. No process, no Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from common.errors import GenerationFailed, InvalidRequest, TgqError
+from common.parameters import GenerationParameters
+from common.wire import (
+    Accepted,
+    Cancelled,
+    EngineOutput,
+    EngineStats,
+    Failed,
+    Finish,
+    FrameBody,
+    Histogram,
+    Job,
+    JobEvent,
+    ModelCard,
+    Ready,
+    Token,
+    Tokens,
+)
+from workers.answer import Answer, JobCancelled
+from workers.dispatcher import Dispatcher
+from workers.publisher import Outgoing
+from workers.stats import StatsTotals
+from workers.transport import Room
+
+CARD = ModelCard(
+    model_id="m", dtype="x", device_type="cpu", max_total_tokens=500, max_batch_total_tokens=1000, max_batch_size=10
+)
+QUEUES = ["tgq:queue:m:interactive", "tgq:queue:m:batch"]
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.given: list[str] = []
+        self.cancelled: list[str] = []
+
+    def add(self, jobs: list[Job]) -> None:
+        self.given.extend(job.id for job in jobs)
+
+    def cancel(self, requests: list[str]) -> None:
+        self.cancelled.extend(requests)
+
+
+class FakeDelivery:
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.outcomes: list[Answer | TgqError | None] = []
+
+    def finish(self, outcome: Answer | TgqError | None) -> None:
+        self.outcomes.append(outcome)
+
+
+class Bench:
+    """A dispatcher with everything around it recorded."""
+
+    def __init__(self, *, ready: bool = True, max_attempts: int = 3, reserve: int = 2) -> None:
+        self.engine = FakeEngine()
+        self.frames: list[Outgoing] = []
+        self.publish = True
+        self.later: list[Callable[[], None]] = []
+        self.freed = 0
+        self.dispatcher = Dispatcher(
+            "w", self.engine, max_attempts=max_attempts, batch_reserve=reserve, send=self.send, freed=self.on_freed
+        )
+        if ready:
+            self.dispatcher.on_ready(Ready(CARD))
+            self.freed = 0
+
+    def send(self, frames: list[Outgoing], then: Callable[[], None] | None = None) -> None:
+        self.frames.extend(frames)
+        if then is not None and self.publish:
+            then()
+        elif then is not None:
+            self.later.append(then)
+
+    def on_freed(self) -> None:
+        self.freed += 1
+
+    def hold(
+        self, request: str, *, replies: bool = True, prompt: int = 10, new: int = 10, **fields: Any
+    ) -> FakeDelivery:
+        delivery = FakeDelivery(f"tag-{request}")
+        parameters = GenerationParameters(max_new_tokens=new, seed=0)
+        job = Job(
+            id=request,
+            model="m",
+            prompt_ids=[1] * prompt,
+            parameters=parameters,
+            reply_to="c" if replies else None,
+            submitted_at=0.0,
+            **fields,
+        )
+        self.dispatcher.hold(job, delivery)
+        return delivery
+
+    def run(self, request: str, *, replies: bool = True, **fields: Any) -> FakeDelivery:
+        """Held, given and accepted."""
+        delivery = self.hold(request, replies=replies, **fields)
+        self.dispatcher.give()
+        self.event(request, Accepted(""), attempt=fields.get("attempt", 1))
+        return delivery
+
+    def event(self, request: str, body: FrameBody, attempt: int = 1) -> None:
+        self.dispatcher.on_output(EngineOutput([JobEvent(request, attempt, body)]))
+
+    def bodies(self, request: str) -> list[FrameBody]:
+        return [frame.body for frame in self.frames if frame.request == request]
+
+
+def tokens(index: int, *, last: bool = False, special: bool = False) -> Tokens:
+    finish = Finish("length", index + 1, 0.1) if last else None
+    return Tokens(index, [Token(index, f"<{index}>", None, special=special)], finish)
+
+
+def test_a_replying_job_is_acknowledged_once_its_submitter_knows_of_its_acceptance() -> None:
+    bench = Bench()
+    bench.publish = False
+    delivery = bench.run("a")
+    assert bench.bodies("a") == [Accepted("w")]
+    assert delivery.outcomes == []
+    bench.later.pop()()
+    assert delivery.outcomes == [None]
+
+
+def test_frames_go_to_the_reply_channel_and_the_end_frees_the_slot() -> None:
+    bench = Bench()
+    bench.run("a")
+    bench.event("a", tokens(0))
+    assert bench.freed == 0
+    bench.event("a", tokens(1, last=True))
+    assert bench.bodies("a") == [Accepted("w"), tokens(0), tokens(1, last=True)]
+    assert {frame.channel for frame in bench.frames} == {"c"}
+    assert bench.freed == 1
+    assert bench.dispatcher.counts() == (0, 0)
+
+
+def test_a_job_nobody_watches_is_folded_into_its_answer() -> None:
+    bench = Bench()
+    delivery = bench.run("a", replies=False)
+    bench.event("a", tokens(0))
+    bench.event("a", tokens(1, special=True))
+    assert delivery.outcomes == []
+    bench.event("a", tokens(2, last=True))
+    (answer,) = delivery.outcomes
+    assert isinstance(answer, Answer)
+    expected = {"generated_text": "<0><2>", "finish_reason": "length", "generated_tokens": 3, "tokens": [0, 1, 2]}
+    assert answer.as_dict() == expected
+    assert bench.frames == []
+
+
+@pytest.mark.parametrize(
+    ("body", "error"), [(Failed("generation", "broken"), GenerationFailed), (Cancelled(), JobCancelled)]
+)
+def test_a_job_nobody_watches_fails_in_celery(body: FrameBody, error: type[TgqError]) -> None:
+    bench = Bench()
+    delivery = bench.run("a", replies=False)
+    bench.event("a", body)
+    (outcome,) = delivery.outcomes
+    assert isinstance(outcome, error)
+
+
+def test_room_counts_jobs_and_tokens_and_keeps_the_reserve_from_batch() -> None:
+    bench = Bench()
+    assert bench.dispatcher.room(QUEUES) == (1000, [Room(10, 1000), Room(8, 1000)])
+    bench.run("a", prompt=190)
+    assert bench.dispatcher.room(QUEUES) == (1000, [Room(9, 800), Room(7, 600)])
+    bench.event("a", tokens(0, last=True))
+    assert bench.dispatcher.room(QUEUES) == (1000, [Room(10, 1000), Room(8, 1000)])
+
+
+def test_there_is_no_room_while_closed_loading_or_restarting() -> None:
+    none = (0, [Room(0, 0), Room(0, 0)])
+    assert Bench(ready=False).dispatcher.room(QUEUES) == none
+    bench = Bench()
+    bench.dispatcher.on_lost("x")
+    assert bench.dispatcher.room(QUEUES) == none
+    bench.dispatcher.on_ready(Ready(CARD))
+    assert bench.dispatcher.room(QUEUES) != none
+    bench.dispatcher.close()
+    assert bench.dispatcher.room(QUEUES) == none
+
+
+@pytest.mark.parametrize("replies", [True, False])
+def test_what_can_never_fit_is_refused(replies: bool) -> None:
+    bench = Bench()
+    delivery = bench.hold("a", replies=replies, prompt=495)
+    bench.dispatcher.give()
+    assert bench.engine.given == []
+    if replies:
+        (body,) = bench.bodies("a")
+        assert isinstance(body, Failed)
+        assert body.error_type == "validation"
+        assert delivery.outcomes == [None]
+    else:
+        assert isinstance(delivery.outcomes[0], InvalidRequest)
+
+
+class TestRepeats:
+    def test_the_same_attempt_of_a_running_job_is_dropped(self) -> None:
+        bench = Bench()
+        bench.run("a")
+        again = bench.hold("a")
+        bench.dispatcher.give()
+        assert bench.engine.given == ["a"]
+        assert again.outcomes == [None]
+
+    def test_a_job_nobody_watches_keeps_one_open_message(self) -> None:
+        """Both deliveries have one delivery tag: acknowledging the copy would lose the job in a crash."""
+        bench = Bench()
+        first = bench.run("a", replies=False)
+        again = bench.hold("a", replies=False)
+        bench.dispatcher.give()
+        assert again.outcomes == []
+        bench.event("a", tokens(0, last=True))
+        assert len(again.outcomes) == 1
+        assert first.outcomes == []
+
+    def test_older_and_ended_attempts_are_dropped(self) -> None:
+        bench = Bench()
+        bench.run("a", attempt=2)
+        assert bench.hold("a", attempt=1).outcomes == [None]
+        bench.event("a", tokens(0, last=True), attempt=2)
+        assert bench.hold("a", attempt=2).outcomes == [None]
+        assert bench.hold("a", attempt=3).outcomes == []
+
+    def test_a_newer_attempt_replaces_the_running_one(self) -> None:
+        bench = Bench()
+        bench.run("a")
+        bench.run("a", attempt=2)
+        assert bench.engine.given == ["a", "a"]
+        assert bench.engine.cancelled == ["a"]
+        seen = len(bench.frames)
+        bench.event("a", Cancelled(), attempt=1)
+        bench.event("a", tokens(5), attempt=1)
+        assert len(bench.frames) == seen
+        assert bench.dispatcher.counts() == (1, 0)
+
+
+class TestCancel:
+    def test_before_the_engine_has_it(self) -> None:
+        bench = Bench()
+        delivery = bench.hold("a")
+        bench.dispatcher.cancel("a")
+        bench.dispatcher.give()
+        assert bench.engine.given == []
+        assert bench.bodies("a") == [Cancelled()]
+        assert delivery.outcomes == [None]
+        assert bench.freed == 1
+
+    def test_in_the_engine_it_ends_when_the_engine_says_so(self) -> None:
+        bench = Bench()
+        bench.run("a")
+        bench.dispatcher.cancel("a")
+        assert bench.engine.cancelled == ["a"]
+        assert bench.bodies("a") == [Accepted("w")]
+        bench.event("a", Cancelled())
+        assert bench.bodies("a")[-1] == Cancelled()
+
+    def test_all_of_a_channel(self) -> None:
+        bench = Bench()
+        bench.run("a")
+        bench.run("b", replies=False)
+        bench.dispatcher.cancel_channel("c")
+        assert bench.engine.cancelled == ["a"]
+
+    def test_unknown_requests_are_nothing(self) -> None:
+        bench = Bench()
+        bench.dispatcher.cancel("nobody")
+        assert (bench.frames, bench.engine.cancelled) == ([], [])
+
+    def test_celery_ended_the_task_itself(self) -> None:
+        bench = Bench()
+        delivery = bench.run("a", replies=False)
+        bench.dispatcher.abandon("a", FakeDelivery("other"))
+        assert bench.dispatcher.counts() == (1, 0)
+        bench.dispatcher.abandon("a", delivery)
+        assert bench.engine.cancelled == ["a"]
+        assert bench.dispatcher.counts() == (0, 0)
+        assert delivery.outcomes == []
+
+
+class TestEngineLoss:
+    def test_accepted_jobs_fail_retryably_and_unaccepted_ones_are_given_again(self) -> None:
+        bench = Bench()
+        bench.run("accepted")
+        given = bench.hold("given")
+        bench.dispatcher.give()
+        bench.hold("waiting")
+        bench.dispatcher.on_lost("killed")
+        bench.dispatcher.give()
+        (_, body) = bench.bodies("accepted")
+        assert body == Failed("generation", "Request failed during generation: killed", retryable=True)
+        assert given.outcomes == []
+        assert bench.engine.given == ["accepted", "given"]
+        bench.dispatcher.on_ready(Ready(CARD))
+        assert sorted(bench.engine.given[2:]) == ["given", "waiting"]
+
+    def test_suspects_come_back_one_at_a_time(self) -> None:
+        bench = Bench()
+        for request in ("a", "b", "c"):
+            bench.hold(request)
+        bench.dispatcher.give()
+        bench.dispatcher.on_lost("killed")
+        bench.dispatcher.on_ready(Ready(CARD))
+        assert bench.engine.given[3:] == ["a"]
+        bench.event("a", Accepted(""))
+        assert bench.engine.given[3:] == ["a", "b"]
+        bench.event("b", Failed("validation", "x"))
+        assert bench.engine.given[3:] == ["a", "b", "c"]
+
+    def test_the_poison_ends_alone(self) -> None:
+        bench = Bench(max_attempts=2)
+        deliveries = {request: bench.run(request, replies=False) for request in ("good", "poison")}
+        for _ in range(2):
+            bench.dispatcher.on_lost("killed")
+            bench.dispatcher.on_ready(Ready(CARD))
+            if "good" in bench.dispatcher.requests():
+                assert bench.engine.given[-1] == "good"
+                bench.event("good", tokens(0, last=True))
+            assert bench.engine.given[-1] == "poison"
+        (answer,) = deliveries["good"].outcomes
+        assert isinstance(answer, Answer)
+        assert answer.ids == [0]
+        (error,) = deliveries["poison"].outcomes
+        assert isinstance(error, GenerationFailed)
+
+    def test_figures_go_on_counting(self) -> None:
+        bench = Bench()
+        for _ in range(2):
+            stats = EngineStats(running=3, generated_tokens=5, inference_count={"decode": 2})
+            bench.dispatcher.on_output(EngineOutput([], stats))
+            bench.dispatcher.on_lost("killed")
+        total = bench.dispatcher.stats.total()
+        assert (total.running, total.generated_tokens, total.inference_count) == (0, 10, {"decode": 4})
+
+    def test_no_figure_is_forgotten(self) -> None:
+        """A field added to `EngineStats` must be added up here too."""
+        values: dict[str, Any] = {}
+        for field in msgspec.structs.fields(EngineStats):
+            if field.name.endswith(("_count", "_success", "_failure")):
+                values[field.name] = {"x": 1}
+            elif field.name.endswith("_seconds"):
+                values[field.name] = {"x": Histogram([1, 2], 3.0)}
+            else:
+                values[field.name] = Histogram([1], 1.0) if field.name == "batch_size" else 1
+        totals = StatsTotals()
+        totals.update(EngineStats(**values))
+        assert totals.total() == EngineStats(**values)
+        totals.engine_lost()
+        totals.update(EngineStats(**values))
+        assert totals.total().inference_seconds == {"x": Histogram([2, 4], 6.0)}
+
+
+class TestStop:
+    def test_unaccepted_jobs_are_taken_back_in_order_and_never_heard_of_again(self) -> None:
+        bench = Bench()
+        bench.run("running")
+        for request in ("a", "b"):
+            bench.hold(request)
+            bench.dispatcher.give()
+        bench.hold("c")
+        bench.dispatcher.close()
+        assert bench.dispatcher.take_back() == ["tag-a", "tag-b", "tag-c"]
+        assert bench.engine.cancelled == ["a", "b"]
+        bench.event("a", Accepted(""))
+        bench.event("a", Cancelled())
+        assert bench.bodies("a") == []
+        assert bench.dispatcher.requests() == ["running"]
+        # Given back, not ended: this worker may be handed them again.
+        assert bench.hold("a").outcomes == []
+
+    def test_the_rest_fails_retryably_if_watched(self) -> None:
+        bench = Bench()
+        bench.run("watched")
+        unwatched = bench.run("unwatched", replies=False)
+        bench.dispatcher.fail_rest("stopped")
+        body = bench.bodies("watched")[-1]
+        assert isinstance(body, Failed)
+        assert body.retryable
+        assert unwatched.outcomes == []

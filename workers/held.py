@@ -1,0 +1,55 @@
+"""What a worker knows of a job it holds, and whom it deals with on the job's behalf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from common.errors import TgqError
+from common.wire import Job
+from workers.answer import Answer
+from workers.publisher import Outgoing
+
+
+class Delivery(Protocol):
+    """Celery's side of a held job."""
+
+    tag: str
+
+    def finish(self, outcome: Answer | TgqError | None) -> None:
+        """Let the Celery task end, with an answer, an error, or neither; from any thread, once."""
+
+
+class Send(Protocol):
+    """Publishes frames without blocking, and then calls `then`."""
+
+    def __call__(self, frames: list[Outgoing], then: Callable[[], None] | None = None) -> None: ...
+
+
+class Engine(Protocol):
+    """The engine process; calls never block."""
+
+    def add(self, jobs: list[Job]) -> None: ...
+
+    def cancel(self, requests: list[str]) -> None: ...
+
+
+@dataclass(slots=True)
+class Held:
+    job: Job
+    delivery: Delivery
+    given: bool = False
+    accepted: bool = False
+    losses: int = 0
+    """Engine processes that died with this job in them."""
+    answer: Answer = field(default_factory=Answer)
+
+
+@dataclass(slots=True)
+class Effects:
+    """What a change of state leads to, carried out without the lock and in this order."""
+
+    frames: list[Outgoing] = field(default_factory=list)
+    finished: list[tuple[Delivery, Answer | TgqError | None]] = field(default_factory=list)
+    freed: bool = False
