@@ -17,6 +17,7 @@ from typing import Self
 
 import httpx
 
+from ops.child_process import spawn
 from ops.embedded_redis import EmbeddedRedis
 
 
@@ -31,12 +32,11 @@ class Part:
         self.name = name
         self.log = directory / f"{name}.log"
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = spawn(
                 [sys.executable, "-m", "ops.cli", *arguments],
-                env=dict(environment),
+                environment=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
             )
 
     @property

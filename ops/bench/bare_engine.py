@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from common.parameters import GenerationParameters
 from common.settings import Settings
 from common.wire import Job, Tokens
+from ops.child_process import spawn
 
 
 def main() -> None:
@@ -58,9 +59,9 @@ class BareEngine:
         self._environment = environment
 
     def __enter__(self) -> BareEngine:
-        self._process = subprocess.Popen(
+        self._process = spawn(
             [sys.executable, "-m", "ops.bench.bare_engine"],
-            env=dict(self._environment),
+            environment=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -72,7 +73,8 @@ class BareEngine:
 
     def run(self, prompts: list[list[int]], max_new_tokens: int) -> dict[str, float]:
         """Run the prompts at once; `seconds`, `first_token` and `generated` as the process measured them."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"prompts": prompts, "max_new_tokens": max_new_tokens}) + "\n")
         self._process.stdin.flush()
         return dict(json.loads(self._process.stdout.readline()))

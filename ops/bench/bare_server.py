@@ -29,7 +29,7 @@ class Replay:
             yield frame
 
 
-def create_app() -> falcon.asgi.App:
+def create_app() -> falcon.asgi.App[falcon.asgi.Request, falcon.asgi.Response]:
     """The bare application (`ops.bench.bare_server:create_app()`)."""
     body = Path(os.environ["BARE_FRAMES"]).read_bytes()
     app = falcon.asgi.App()

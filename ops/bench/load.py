@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-
 PATIENCE = 600.0
 """Seconds after which a run is given up."""
 
@@ -96,7 +95,7 @@ async def _run_streams(url: str, bodies: list[dict[str, object]]) -> list[Stream
         ).encode() + payload
         stream = _Stream(request, started)
         streams.append(stream)
-        await loop.create_connection(lambda: stream, address.hostname, address.port)
+        await loop.create_connection(lambda: stream, str(address.hostname), int(address.port or 80))
 
     await asyncio.gather(*(open_one(body) for body in bodies))
     return list(await asyncio.wait_for(asyncio.gather(*(stream.result for stream in streams)), PATIENCE))

@@ -52,9 +52,8 @@ def run(connection: Connection, settings: Settings) -> None:
                             running[job.id] = (job, 0)
                             events.append(JobEvent(job.id, job.attempt, Accepted("")))
                     case CancelJobs(requests):
-                        for request in requests:
-                            if found := running.pop(request, None):
-                                events.append(JobEvent(request, found[0].attempt, Cancelled()))
+                        found = [running.pop(request)[0] for request in requests if request in running]
+                        events.extend(JobEvent(job.id, job.attempt, Cancelled()) for job in found)
                     case Shutdown():
                         return
             for request, (job, done) in list(running.items()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from statistics import median
 import httpx
 
 from ops.bench.load import BadAnswer, StreamResult, run_streams
+from ops.child_process import spawn
 from ops.local_service import LocalService, free_port
 
 STREAMS = 64
@@ -79,7 +79,7 @@ class BareServer:
         ]
 
     def __enter__(self) -> BareServer:
-        self._process = subprocess.Popen(self._command, env={**os.environ, "BARE_FRAMES": str(self._frames)})
+        self._process = spawn(self._command, environment={**os.environ, "BARE_FRAMES": str(self._frames)})
         deadline = time.monotonic() + 30
         while True:
             try:
