@@ -142,7 +142,14 @@ class ServiceUnavailable(TgqError):
 
 _FROM_WORKER: dict[str, type[TgqError]] = {
     cls.error_type: cls
-    for cls in (InvalidRequest, Overloaded, GenerationFailed, IncompleteGeneration, DeadlineExceeded, ServiceUnavailable)
+    for cls in (
+        InvalidRequest,
+        Overloaded,
+        GenerationFailed,
+        IncompleteGeneration,
+        DeadlineExceeded,
+        ServiceUnavailable,
+    )
 }
 
 

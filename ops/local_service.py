@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import httpx
 
 from ops.child_process import spawn
 from ops.embedded_redis import EmbeddedRedis
+from ops.ports import free_port
 
 
 class ServiceFailed(Exception):
@@ -127,7 +127,7 @@ class LocalService:
         return part
 
     def add_web(self, settings: Mapping[str, str] | None = None) -> Part:
-        port = free_port()
+        port = free_port("127.0.0.1")
         part = self._part("web", ["web"], {"PORT": str(port), **(settings or {})})
         self.web.append(part)
         self.urls.append(f"http://127.0.0.1:{port}")
@@ -202,9 +202,3 @@ def ready_workers(metrics: str) -> int:
     """Workers that can take jobs, as a web node's `/metrics` tells."""
     found = re.search(r'^tgq_workers\{state="ready"\} (\S+)$', metrics, re.MULTILINE)
     return int(float(found[1])) if found else 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

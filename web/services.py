@@ -30,7 +30,7 @@ class Services:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.files = find_model(settings, weights=False)
-        self.limits = resolve_limits(settings, self.files)
+        self.limits = resolve_limits(settings, self.files.context_length)
         self.metrics = WebMetrics(self.limits)
         self.engine_totals = EngineTotals(multiprocess_directory())
         self.validator = Validator(settings, self.limits, Tokenizer(self.files))

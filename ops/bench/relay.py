@@ -13,7 +13,8 @@ import httpx
 
 from ops.bench.load import BadAnswer, StreamResult, run_streams
 from ops.child_process import spawn
-from ops.local_service import LocalService, free_port
+from ops.local_service import LocalService
+from ops.ports import free_port
 
 STREAMS = 64
 TOKENS = 200
@@ -70,7 +71,7 @@ class BareServer:
 
     def __init__(self, frames: Path) -> None:
         self._frames = frames
-        port = free_port()
+        port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{port}"
         self._command = [
             *(sys.executable, "-m", "gunicorn", "ops.bench.bare_server:create_app()"),

@@ -166,9 +166,11 @@ async def test_a_seed_is_drawn_unless_given(validator: Validator) -> None:
 
 
 def test_limits_come_from_settings_and_model(files: ModelFiles) -> None:
-    assert resolve_limits(Settings.of(), files) == Limits(255, 256)
-    assert resolve_limits(Settings.of(max_total_tokens=100, max_input_tokens=10), files) == Limits(10, 100)
+    assert resolve_limits(Settings.of(), files.context_length) == Limits(255, 256)
+    assert resolve_limits(Settings.of(max_total_tokens=100, max_input_tokens=10), files.context_length) == Limits(
+        10, 100
+    )
     with pytest.raises(ValueError, match=r"MAX_TOTAL_TOKENS \(300\).*256"):
-        resolve_limits(Settings.of(max_total_tokens=300), files)
+        resolve_limits(Settings.of(max_total_tokens=300), files.context_length)
     with pytest.raises(ValueError, match=r"MAX_INPUT_TOKENS \(256\)"):
-        resolve_limits(Settings.of(max_input_tokens=256), files)
+        resolve_limits(Settings.of(max_input_tokens=256), files.context_length)

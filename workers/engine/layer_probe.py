@@ -46,8 +46,9 @@ def probe_layers(model: PreTrainedModel, tokens: int, rows: int = 1) -> tuple[La
         ModelRefused: the model's layers cannot be served by a plain key/value pool.
     """
     probe = LayerProbe()
-    ids, positions = np.zeros(tokens, dtype=np.int64), np.arange(tokens, dtype=np.int64)
-    logits = ModelCall(model)(ids, positions, probe, list(range(rows))).float()
+    # All at position 0: a step may be longer than the model's context.
+    zeros = np.zeros(tokens, dtype=np.int64)
+    logits = ModelCall(model)(zeros, zeros, probe, list(range(min(rows, tokens)))).float()
     config = model.config.get_text_config()
     kinds = list(getattr(config, "layer_types", None) or [])
     if strange := sorted(set(kinds) - _KNOWN_LAYERS):

@@ -34,6 +34,7 @@ from common.wire import (
     decode_to_engine,
     encode_msgpack,
 )
+from workers.engine.default_model import ensure_default_model
 from workers.engine.engine import Engine
 from workers.engine.plan import EngineBroken, ModelRunner
 
@@ -56,9 +57,10 @@ def load(settings: Settings, progress: Callable[[str, float], None]) -> tuple[Mo
     if settings.model_id == SCRIPTED_MODEL:
         from workers.engine.scripted_model import ScriptedModel
 
+        ensure_default_model(settings, progress)  # It has no weights, but it needs a tokenizer.
         files = find_model(settings, weights=False)
         tokenizer = Tokenizer(files)
-        return ScriptedModel(tokenizer, resolve_limits(settings, files), settings), tokenizer
+        return ScriptedModel(tokenizer, resolve_limits(settings, files.context_length), settings), tokenizer
     from workers.engine.model_loader import load_runner
 
     runner = load_runner(settings, progress)

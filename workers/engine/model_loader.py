@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from common.limits import DEFAULT_MAX_TOTAL_TOKENS
+from common.limits import resolve_limits
 from common.model_files import ModelFiles, context_length, find_model
 from common.settings import DEFAULT_MODEL, Settings
 from common.wire import ModelCard
@@ -208,18 +208,12 @@ def _limits(
     settings: Settings, config: PretrainedConfig, batch_size: int, block_size: int, room: int | None
 ) -> tuple[int, int]:
     """The longest sequence in tokens, and the cache's blocks, dummy block 0 included."""
-    context = context_length(config.to_dict())
-    total = settings.max_total_tokens or min(context, DEFAULT_MAX_TOTAL_TOKENS)
-    if total > context:
-        raise ModelRefused(f"MAX_TOTAL_TOKENS ({total}) is more than the model's context of {context} tokens")
+    try:
+        total = resolve_limits(settings, context_length(config.to_dict())).max_total_tokens
+    except ValueError as error:
+        raise ModelRefused(str(error)) from error
     if settings.max_batch_total_tokens is not None:
         blocks = -(-settings.max_batch_total_tokens // block_size)
-        if settings.max_batch_total_tokens < total:
-            if settings.max_total_tokens is not None:
-                raise ModelRefused(
-                    f"MAX_BATCH_TOTAL_TOKENS ({settings.max_batch_total_tokens}) is less than MAX_TOTAL_TOKENS ({total})"
-                )
-            total = settings.max_batch_total_tokens
     else:
         # More than this can never be in use.
         blocks = min((room or 0) // block_size, batch_size * -(-total // block_size))

@@ -92,7 +92,7 @@ def test_limits_that_do_not_fit(model_folder: Path, load: Callable[..., Transfor
     _save(model_folder, "llama")
     with pytest.raises(ModelRefused, match=r"MAX_TOTAL_TOKENS \(257\) is more than the model's context of 256 tokens"):
         load(max_total_tokens=257)
-    with pytest.raises(ModelRefused, match=r"MAX_BATCH_TOTAL_TOKENS \(100\) is less than MAX_TOTAL_TOKENS \(200\)"):
+    with pytest.raises(ModelRefused, match=r"MAX_TOTAL_TOKENS \(200\) is more than MAX_BATCH_TOTAL_TOKENS \(100\)"):
         load(max_total_tokens=200, max_batch_total_tokens=100)
 
 

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -55,7 +56,9 @@ class Child:
 
     def events_until(self, condition: Callable[[list[JobEvent]], bool]) -> list[JobEvent]:
         events: list[JobEvent] = []
+        deadline = time.monotonic() + SECONDS
         while not condition(events):
+            assert time.monotonic() < deadline, "the events that were waited for do not come"
             output = self.receive()
             assert isinstance(output, EngineOutput)
             self.outputs.append(output)
@@ -145,13 +148,12 @@ def test_accepted_and_cancelled_do_not_wait_for_a_token(shared: Child, tokenizer
 def test_a_waiting_engine_gives_signs_of_life(shared: Child, tokenizer: Tokenizer) -> None:
     shared.send(AddJobs([make_job(script_prompt(tokenizer, text="late", first_ms=10 * SECONDS * 1000))]))
     shared.events_until(bool)
-    for _ in range(2):
-        output = shared.receive()
-        assert isinstance(output, EngineOutput)
-        assert output.stats is not None
-        assert output.stats.running == 1
+    outputs = [shared.receive() for _ in range(4)]
     shared.send(CancelJobs(["r"]))
     shared.events_until(bool)
+    running = [output.stats.running for output in outputs if isinstance(output, EngineOutput) and output.stats]
+    assert len(running) >= 2
+    assert set(running) == {1}
 
 
 def test_leaves_in_the_midst_of_work(child: Child, tokenizer: Tokenizer) -> None:

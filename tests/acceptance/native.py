@@ -1,0 +1,139 @@
+"""What the tests of the native routes share: scripts for the scripted model, answers that are checked, one more web node."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from ops.local_service import LocalService, Part
+from tests.contract.tgi import check_answer
+
+GENERATING = ("/", "/generate", "/generate_stream")
+TIMEOUT = 60.0
+
+
+def script(text: str | None = None, **fields: Any) -> str:
+    """A prompt that makes the scripted model say `text`; see `workers.engine.scripted_model` for the fields."""
+    if text is not None:
+        fields["text"] = text
+    return f"<<script {json.dumps(fields, ensure_ascii=False)}>>"
+
+
+def post(url: str, inputs: Any, *, headers: Mapping[str, str] | None = None, **fields: Any) -> httpx.Response:
+    """Post a generate request and hold the answer, whatever it is, against both contracts.
+
+    Args:
+        url: address with the route's path.
+        fields: `stream` goes beside `inputs`, all others into `parameters`; without any there are no `parameters`.
+    """
+    body: dict[str, Any] = {"inputs": inputs}
+    if "stream" in fields:
+        body["stream"] = fields.pop("stream")
+    if fields:
+        body["parameters"] = fields
+    return checked(httpx.post(url, json=body, headers=headers, timeout=TIMEOUT))
+
+
+def checked(response: httpx.Response) -> httpx.Response:
+    check_answer(response)
+    return response
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """Events of a stream that is made of nothing but `data: ` frames and comments."""
+    assert response.headers["content-type"] == "text/event-stream"
+    return parse_events(response.text)
+
+
+def parse_events(text: str) -> list[dict[str, Any]]:
+    assert text.endswith("\n\n")
+    frames = [frame for frame in text.removesuffix("\n\n").split("\n\n") if frame != ":"]
+    assert all(frame.startswith("data: {") and "\n" not in frame for frame in frames), frames
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error of an answer, a JSON body or the only event."""
+    if response.headers["content-type"] == "text/event-stream":
+        (event,) = events(response)
+        return event
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def refused(response: httpx.Response, named: str) -> str:
+    """A 422 for breaking a rule, naming `named`; returns the message."""
+    assert response.status_code == 422, response.text
+    error = error_of(response)
+    assert error["error_type"] == "validation"
+    message = str(error["error"])
+    assert message.startswith("Input validation error: ")
+    assert named in message
+    return message
+
+
+def samples(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every series of `/metrics`: (name, labels) -> value."""
+    text = checked(httpx.get(f"{url}/metrics", timeout=TIMEOUT)).text
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(series: Mapping[tuple[str, tuple[tuple[str, str], ...]], float], name: str, **labels: str) -> float:
+    return series.get((name, tuple(sorted(labels.items()))), 0.0)
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+    """Poll until `condition` returns something true, and return that."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"still waiting for {what} after {seconds:g} s"
+        time.sleep(0.02)
+    return found
+
+
+def settled(service: LocalService) -> None:
+    """Wait until no request is under way, so that what one test left does not show in the next."""
+
+    def idle() -> bool:
+        series = samples(service.url)
+        return value(series, "tgi_batch_current_size") == value(series, "tgi_queue_size") == 0
+
+    until(idle, "the engine to be idle")
+
+
+@contextmanager
+def another_web_node(service: LocalService, settings: Mapping[str, str]) -> Iterator[tuple[str, Part]]:
+    """One more web node of a running service, with settings of its own; yields its address and process."""
+    part = service.add_web(settings)
+    url = service.urls[-1]
+    try:
+        until(lambda: _answers(url, part), f"{part.name}")
+        yield url, part
+    finally:
+        service.web.remove(part)
+        service.urls.remove(url)
+        part.terminate()
+        part.wait(30)
+
+
+def _answers(url: str, part: Part) -> bool:
+    assert part.alive, part.tail()
+    try:
+        return httpx.get(f"{url}/info", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def log_lines(part: Part, word: str) -> list[str]:
+    return [line for line in part.log.read_text(errors="replace").splitlines() if re.search(re.escape(word), line)]
