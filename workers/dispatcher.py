@@ -249,13 +249,10 @@ class Dispatcher:
             if held.job.reply_to is not None and not isinstance(body, Failed | Cancelled):
                 effects.frames.append(Outgoing(held.job.reply_to, held.job.id, held.job.attempt, Accepted(self.worker)))
                 effects.finished.append((held.delivery, None))
-        match body:
-            case Accepted():
-                pass
-            case Tokens(finish=None):
-                self._emit(held, body, effects)
-            case _:
-                self._finish(held, body, effects)
+        if isinstance(body, Tokens) and body.finish is None:
+            self._emit(held, body, effects)
+        elif not isinstance(body, Accepted):
+            self._finish(held, body, effects)
 
     def _emit(self, held: Held, body: FrameBody, effects: Effects) -> None:
         if held.job.reply_to is not None:

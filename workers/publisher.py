@@ -19,8 +19,13 @@ log = structlog.get_logger()
 
 GONE_SECONDS = 5.0
 """A channel nobody has listened to for this long belongs to a submitter that is gone."""
+GONE_REMEMBERED_SECONDS = 600.0
+"""Jobs such a submitter left in the queue are given up as soon as they come, this long."""
 PROBE_SECONDS = 1.0
 RETRY_SECONDS = 0.25
+INTERVAL_SECONDS = 0.004
+"""Least time between messages: steps shorter than this run together, which costs their tokens less than it and spares
+Redis and the web side most of the work. Longer steps, and whatever comes after a silence, go out at once."""
 
 
 class Outgoing(NamedTuple):
@@ -33,7 +38,7 @@ class Outgoing(NamedTuple):
 
 
 class Publisher:
-    """One PUBLISH per engine step and channel; when Redis is slow, steps run together into one message.
+    """One PUBLISH per engine step and channel; steps that follow each other fast run together into one message.
 
     While Redis is away frames wait, bounded, and go out after. `gone` is called, on this thread, for a channel without
     a listener; `channels` says which channels somebody should be listening to, so that submitters of jobs that are
@@ -55,6 +60,7 @@ class Publisher:
         self._busy = self._failing = False
         self._stopping = False
         self._deaf_since: dict[str, float] = {}
+        self._gone_at: dict[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     def start(self) -> None:
@@ -100,12 +106,16 @@ class Publisher:
 
     def _run(self) -> None:
         probe_at = time.monotonic() + PROBE_SECONDS
+        next_at = 0.0
         while True:
             with self._changed:
                 if not self._due and not self._stopping:
                     self._changed.wait(max(probe_at - time.monotonic(), 0.0))
                 if self._stopping and not self._due:
                     return
+            time.sleep(max(next_at - time.monotonic(), 0.0))
+            next_at = time.monotonic() + INTERVAL_SECONDS
+            with self._changed:
                 messages, then, self._due = self._outbox.take(), self._then, False
                 self._then, self._busy = [], True
             try:
@@ -145,21 +155,26 @@ class Publisher:
 
     def _probe(self) -> None:
         channels = self._channels()
+        now = time.monotonic()
         self._deaf_since = {channel: since for channel, since in self._deaf_since.items() if channel in channels}
+        self._gone_at = {channel: at for channel, at in self._gone_at.items() if now - at < GONE_REMEMBERED_SECONDS}
         if channels:
             for channel, listeners in self._client.pubsub_numsub(*channels):
                 self._heard(channel.decode() if isinstance(channel, bytes) else channel, listeners)
         with self._changed:
-            self._outbox.sweep(time.monotonic())
+            self._outbox.sweep(now)
 
     def _heard(self, channel: str, listeners: int) -> None:
         if listeners:
             self._deaf_since.pop(channel, None)
+            self._gone_at.pop(channel, None)
             return
-        since = self._deaf_since.setdefault(channel, time.monotonic())
-        if time.monotonic() - since > GONE_SECONDS:
-            del self._deaf_since[channel]
-            with self._changed:
-                self._outbox.drop_channel(channel)
-            log.warning("submitter_gone", channel=channel)
-            self._gone(channel)
+        now = time.monotonic()
+        if channel not in self._gone_at and now - self._deaf_since.setdefault(channel, now) <= GONE_SECONDS:
+            return
+        self._deaf_since.pop(channel, None)
+        self._gone_at[channel] = now
+        with self._changed:
+            self._outbox.drop_channel(channel)
+        log.warning("submitter_gone", channel=channel)
+        self._gone(channel)
