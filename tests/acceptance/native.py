@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -57,6 +59,15 @@ def parse_events(text: str) -> list[dict[str, Any]]:
     frames = [frame for frame in text.removesuffix("\n\n").split("\n\n") if frame != ":"]
     assert all(frame.startswith("data: {") and "\n" not in frame for frame in frames), frames
     return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+
+
+def text_of(response: httpx.Response) -> str:
+    """The generated text of an answer, whole or streamed."""
+    assert response.status_code == 200, response.text
+    if response.headers["content-type"] == "text/event-stream":
+        return str(events(response)[-1]["generated_text"])
+    body = response.json()
+    return str((body[0] if isinstance(body, list) else body)["generated_text"])
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
@@ -110,6 +121,36 @@ def settled(service: LocalService) -> None:
         return value(series, "tgi_batch_current_size") == value(series, "tgi_queue_size") == 0
 
     until(idle, "the engine to be idle")
+
+
+class Occupied:
+    """Holds one place of a service whose model is scripted: a request that runs until the block ends."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._over = threading.Event()
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._begun.wait(30)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join(30)
+        until(lambda: value(samples(self._url), "tgq_requests_in_flight") == 0, "the place to be free")
+
+    def _run(self) -> None:
+        body = {"inputs": script("slow ", repeat=1000, step_ms=50), "parameters": {"max_new_tokens": 1000}}
+        with httpx.stream("POST", f"{self._url}/generate_stream", json=body, timeout=TIMEOUT) as response:
+            for _ in response.iter_raw():
+                self._begun.set()
+                if self._over.is_set():
+                    return
 
 
 @contextmanager

@@ -110,12 +110,16 @@ async def in_flight(client: httpx.AsyncClient, *urls: str) -> float:
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
 
 
 def named_processes(service: LocalService, observer: Observer) -> dict[str, int]:
     """Every process that serves: web processes below their masters, workers, engines."""
-    found = {f"{part.name} process {index}": pid for part in service.web for index, pid in enumerate(children(part.pid))}
+    found = {
+        f"{part.name} process {index}": pid for part in service.web for index, pid in enumerate(children(part.pid))
+    }
     for index, record in enumerate(observer.workers()):
         assert record.engine_pid is not None
         found |= {f"worker {index}": record.pid, f"engine {index}": record.engine_pid}

@@ -80,5 +80,7 @@ async def test_exactly_the_limit_is_served_and_the_others_are_refused_at_once(
             assert max(refused) < min(served), "a refusal waited for a place"
             await seen.until_idle()
         assert await in_flight(client, *urls) == 0
-        assert sum([await read_metric(client, "tgq_rejected_total", url) for url in urls]) - refused_before == len(refused)
+        assert sum([await read_metric(client, "tgq_rejected_total", url) for url in urls]) - refused_before == len(
+            refused
+        )
         assert await generate(client, script("There is room again."), url=urls[-1]) == "There is room again."

@@ -1,0 +1,149 @@
+"""One of two workers ends, asked to or killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import cast
+
+import httpx
+import pytest
+
+from common.keys import Keys
+from common.reaper import RESTART_GRACE_SECONDS
+from ops.local_service import LocalService, Part
+from tests.acceptance.clients import LongStream, body, generate, http_client, script, start_stream
+from tests.acceptance.observation import Observer, assert_alive, in_flight, until
+
+SLOTS = 3
+DEAD_AFTER = 2.0
+
+
+@pytest.fixture(scope="module")
+def running_service() -> Iterator[LocalService]:
+    settings = {
+        "MODEL_ID": "scripted",
+        "MAX_BATCH_SIZE": str(SLOTS),
+        "TGQ_HEARTBEAT_SECONDS": "0.1",
+        "TGQ_WORKER_DEAD_AFTER": str(DEAD_AFTER),
+    }
+    with LocalService(settings, workers=2) as running:
+        yield running
+
+
+@pytest.fixture
+def service(running_service: LocalService) -> LocalService:
+    """One web node and two workers, of which the test may end the first."""
+    if not running_service.workers[0].alive:
+        del running_service.workers[0]
+        running_service.add_worker()
+    running_service.wait_ready()
+    return running_service
+
+
+@pytest.fixture
+async def client(service: LocalService) -> AsyncIterator[httpx.AsyncClient]:
+    async with http_client(service.url) as client:
+        yield client
+
+
+@pytest.fixture
+def seen(service: LocalService) -> Iterator[Observer]:
+    with Observer(service) as observer:
+        yield observer
+
+
+async def streams_by_worker(
+    client: httpx.AsyncClient, seen: Observer, first: Part, prompt: str, slots: int = SLOTS
+) -> tuple[list[LongStream], list[LongStream]]:
+    """Streams in `slots` slots of both workers: those that `first` runs, and the other worker's."""
+    streams: tuple[list[LongStream], list[LongStream]] = ([], [])
+    spare: list[LongStream] = []
+    while min(map(len, streams)) < slots:
+        before = seen.worker(first.pid).running
+        total = sum(map(len, streams)) + len(spare)
+        stream = await start_stream(client, prompt)
+        await until(lambda total=total: seen.running() == total + 1, 5, "the stream in an engine")
+        mine = streams[0] if seen.worker(first.pid).running > before else streams[1]
+        (mine if len(mine) < slots else spare).append(stream)
+    for stream in spare:
+        await stream.leave()
+    await until(lambda: seen.running() == 2 * slots, 5, "the streams alone")
+    return streams
+
+
+async def test_a_killed_worker_ends_its_own_streams_only(
+    service: LocalService, client: httpx.AsyncClient, seen: Observer
+) -> None:
+    doomed, other = service.workers
+    prompt = script("again and again ", repeat=80, step_ms=50)
+    lost, survivors = await streams_by_worker(client, seen, doomed, prompt, 1)
+    engine = seen.worker(doomed.pid).engine_pid
+    doomed.kill()
+    async with asyncio.timeout(DEAD_AFTER + 3):
+        await lost[0].finish()
+    assert lost[0].stream.error == {
+        "error": "The worker that ran the request is gone",
+        "error_type": "incomplete_generation",
+    }
+    assert ("again and again " * 80).startswith(lost[0].stream.text)
+    await until(lambda: not Path(f"/proc/{engine}").exists(), 5, "the end of its engine")
+    assert await generate(client, script("Served by the other.")) == "Served by the other."
+    assert await survivors[0].finish() == "again and again " * 80
+    await seen.until_idle()
+    assert await in_flight(client) == 0
+    assert_alive(other, *service.web)
+
+
+async def test_a_worker_told_to_stop_finishes_what_runs(
+    service: LocalService, client: httpx.AsyncClient, seen: Observer
+) -> None:
+    leaving, other = service.workers
+    text = "to the end " * 30
+    prompt = script("to the end ", repeat=30, step_ms=50)
+    lefts, others = await streams_by_worker(client, seen, leaving, prompt)
+    queued = [asyncio.create_task(generate(client, script(f"queued {number}"))) for number in range(4)]
+    await until(lambda: seen.queued() == len(queued), 5, "the queue")
+    leaving.terminate()
+    await until(lambda: seen.worker(leaving.pid).state == "draining", 5, "the notice")
+    assert await asyncio.gather(*(stream.finish() for stream in (*lefts, *others))) == [text] * (2 * SLOTS)
+    assert await asyncio.gather(*queued) == [f"queued {number}" for number in range(4)]
+    await until(lambda: not leaving.alive, 10, "the worker's end")
+    assert leaving.wait(0) == 0, leaving.tail()
+    await until(lambda: len(seen.workers()) == 1, 5, "the registry without it")
+    await seen.until_idle()
+    assert_alive(other, *service.web)
+
+
+async def test_a_job_pulled_and_not_accepted_is_served_by_another(
+    service: LocalService, client: httpx.AsyncClient, seen: Observer
+) -> None:
+    doomed = service.workers[0]
+    # Right after a start of Redis nobody is taken for dead.
+    await until(lambda: uptime(seen) >= RESTART_GRACE_SECONDS, RESTART_GRACE_SECONDS + 2, "an older Redis")
+    text = "busy with this " * 30
+    left, others = await streams_by_worker(client, seen, doomed, script("busy with this ", repeat=30, step_ms=50))
+    for stream in left:
+        await stream.leave()
+    await until(lambda: seen.running() == SLOTS, 5, "room at one worker alone")
+    engine = seen.worker(doomed.pid).engine_pid
+    assert engine is not None
+    os.kill(engine, signal.SIGSTOP)
+    orphans = [asyncio.create_task(client.post("/generate", json=body(script(f"orphan {n}")))) for n in range(2)]
+    await until(lambda: seen.worker(doomed.pid).waiting == 2, 5, "jobs pulled and not accepted")
+    worker = seen.worker(doomed.pid).id
+    doomed.kill()
+    assert [answer.json() for answer in await asyncio.gather(*orphans)] == [
+        {"generated_text": f"orphan {n}"} for n in range(2)
+    ]
+    assert await asyncio.gather(*(stream.finish() for stream in others)) == [text] * SLOTS
+    keys = Keys()
+    assert not seen.redis.exists(keys.unacked(worker), keys.unacked_index(worker), keys.inflight(worker))
+    await seen.until_idle()
+
+
+def uptime(seen: Observer) -> int:
+    return int(cast("dict[str, int]", seen.redis.info("server"))["uptime_in_seconds"])

@@ -1,0 +1,119 @@
+"""A client that leaves gives its place in the engine back within a second, whatever its request was at."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from ops.local_service import LocalService
+from tests.acceptance.clients import LongStream, generate, http_client, leave, open_stream, script, start_stream
+from tests.acceptance.observation import Observer, in_flight, metric, read_metric, until
+
+SLOTS = 2
+"""Of each engine."""
+SOON = 1.0
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[LocalService]:
+    settings = {"MODEL_ID": "scripted", "MAX_BATCH_SIZE": str(SLOTS), "TGQ_HEARTBEAT_SECONDS": "0.05"}
+    with LocalService(settings, web=2, workers=2) as running:
+        yield running
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    async with http_client() as client:
+        yield client
+
+
+@pytest.fixture
+def seen(service: LocalService) -> Iterator[Observer]:
+    with Observer(service) as observer:
+        yield observer
+
+
+async def cancelled(client: httpx.AsyncClient, service: LocalService) -> float:
+    return sum([await read_metric(client, "tgq_cancelled_total", url) for url in service.urls])
+
+
+async def wants_an_answer(client: httpx.AsyncClient, url: str, prompt: str, streams: bool) -> str:
+    if not streams:
+        return await generate(client, prompt, url=url, max_new_tokens=3000)
+    async with open_stream(client, prompt, url=url, max_new_tokens=3000) as stream:
+        return await stream.finish()
+
+
+@asynccontextmanager
+async def all_slots_taken(service: LocalService, client: httpx.AsyncClient, seen: Observer) -> AsyncIterator[None]:
+    """Streams in every slot; they must end right."""
+    count = SLOTS * len(service.workers)
+    fillers: list[LongStream] = []
+    for number in range(count):
+        url = service.urls[number % len(service.urls)]
+        fillers.append(await start_stream(client, script(f"filler {number} ", repeat=20, step_ms=20), url=url))
+    await until(lambda: seen.running() == count, 5, "full engines")
+    yield
+    for number, filler in enumerate(fillers):
+        assert await filler.finish() == f"filler {number} " * 20
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["stream", "answer"])
+async def test_while_queued(service: LocalService, client: httpx.AsyncClient, seen: Observer, streams: bool) -> None:
+    engines = {record.engine_pid for record in seen.workers()}
+    before = await cancelled(client, service)
+    async with all_slots_taken(service, client, seen):
+        permits = seen.permits()
+        # Were it ever begun, its engine would die.
+        prompt = script("never", kill_at=0)
+        waiting = asyncio.create_task(wants_an_answer(client, service.url, prompt, streams))
+        await until(lambda: seen.queued() == 1, 5, "the request in the queue")
+        assert metric((await client.get(f"{service.urls[-1]}/metrics")).text, "tgi_queue_size") == 1
+        await leave(waiting)
+        await until(lambda: seen.queued() == 0 and seen.permits() == permits, SOON, "its leaving the queue")
+        assert seen.pulled() == 0
+        assert metric((await client.get(f"{service.urls[-1]}/metrics")).text, "tgi_queue_size") == 0
+        assert await cancelled(client, service) == before + 1
+    await seen.until_idle()
+    assert {record.engine_pid for record in seen.workers()} == engines
+    assert await in_flight(client, *service.urls) == 0
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["stream", "answer"])
+async def test_before_the_first_token(
+    service: LocalService, client: httpx.AsyncClient, seen: Observer, streams: bool
+) -> None:
+    waiting = asyncio.create_task(wants_an_answer(client, service.url, script("late", first_ms=60_000), streams))
+    await until(lambda: seen.running() == 1, 5, "the request in an engine")
+    await leave(waiting)
+    await until(lambda: seen.running() == 0 and seen.permits() == 0, SOON, "a free slot")
+    await seen.until_idle()
+
+
+async def test_while_streaming(service: LocalService, client: httpx.AsyncClient, seen: Observer) -> None:
+    before = await cancelled(client, service)
+    url = service.urls[-1]
+    stream = await start_stream(client, script("word ", repeat=2000, step_ms=5), url=url, events=3)
+    await until(lambda: seen.running() == 1, 5, "the stream in an engine")
+    await stream.leave()
+    await until(lambda: seen.running() == 0 and seen.permits() == 0, SOON, "a free slot")
+    await seen.until_idle()
+    assert await cancelled(client, service) == before + 1
+    assert await in_flight(client, *service.urls) == 0
+    assert await read_metric(client, "tgq_streams", url) == 0
+
+
+async def test_while_an_answer_is_written(service: LocalService, client: httpx.AsyncClient, seen: Observer) -> None:
+    prompt = script("word ", repeat=2000, step_ms=5)
+    waiting = asyncio.create_task(wants_an_answer(client, service.url, prompt, streams=False))
+    tokens = sum(record.stats.generated_tokens for record in seen.workers())
+    await until(
+        lambda: sum(record.stats.generated_tokens for record in seen.workers()) > tokens + 3, 5, "the first tokens"
+    )
+    await leave(waiting)
+    await until(lambda: seen.running() == 0 and seen.permits() == 0, SOON, "a free slot")
+    await seen.until_idle()
