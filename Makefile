@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test check bench clean
+.PHONY: help serve test check bench bench-engine clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +14,7 @@ DEV := $(VENV)/.installed-dev
 PROJECT := pyproject.toml ops/install.py
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-8s %s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
 
 serve: $(RUNTIME) ## install, then run Redis, a worker and a web node here; Ctrl-C stops them
 	@exec $(BIN)/tgq serve
@@ -30,6 +30,9 @@ check: $(DEV) ## lint, format, types and the walls between packages
 
 bench: $(DEV) ## measure the relay, the service's cost and the time to first token
 	@$(BIN)/python -m ops.bench
+
+bench-engine: $(DEV) ## measure the engine beside the machine's limits and beside transformers
+	@$(BIN)/python -m ops.bench.engine
 
 clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info

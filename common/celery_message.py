@@ -107,5 +107,6 @@ def job_of(arguments: Any) -> Job:
     Raises:
         msgspec.ValidationError: the arguments are not exactly one valid job; names the field.
     """
-    (job,) = msgspec.convert(arguments, tuple[Job])
+    # JSON has no other keys than strings: those of `logit_bias` are integers.
+    (job,) = msgspec.convert(arguments, tuple[Job], str_keys=True)
     return job

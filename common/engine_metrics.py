@@ -60,6 +60,11 @@ def total_families(totals: Sequence[EngineStats]) -> list[Metric]:
         _seconds("tgi_batch_forward_duration", "One model call", totals, lambda s: s.forward_seconds),
         _seconds("tgi_batch_decode_duration", "Sampling and detokenizing", totals, lambda s: s.decode_seconds),
         _batch_sizes(totals),
+        _sum(
+            "tgq_prefix_asked_tokens", "Tokens looked for in the prefix cache", totals, lambda s: s.prefix_asked_tokens
+        ),
+        _sum("tgq_prefix_hit_tokens", "Tokens found in the prefix cache", totals, lambda s: s.prefix_hit_tokens),
+        _sum("tgq_preemptions", "Sequences that gave way to others", totals, lambda s: s.preemptions),
     ]
 
 
@@ -95,6 +100,10 @@ def _counter(
     for method, value in sorted(sums.items()):
         family.add_metric([method], value)
     return family
+
+
+def _sum(name: str, help_text: str, totals: Sequence[EngineStats], value: Callable[[EngineStats], int]) -> Metric:
+    return CounterMetricFamily(name, help_text, sum(map(value, totals)))
 
 
 def _seconds(

@@ -2,7 +2,8 @@
 
 TgqError
 ├── InvalidRequest            422  validation
-│   └── NotSupportedYet       422  validation
+│   ├── NotSupportedYet       422  validation
+│   └── UnknownAdapter        422  validation
 ├── MalformedBody             400  validation
 ├── UnsupportedMediaType      415  validation
 ├── PayloadTooLarge           413  validation
@@ -20,6 +21,8 @@ TgqError
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class TgqError(Exception):
@@ -51,6 +54,14 @@ class NotSupportedYet(InvalidRequest):
 
     def __init__(self, field: str) -> None:
         super().__init__(f"`{field}` is not supported yet")
+
+
+class UnknownAdapter(InvalidRequest):
+    """No adapter of this name: refused, never served by the model as it is."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        there = ", ".join(f"`{adapter}`" for adapter in sorted(known)) or "none"
+        super().__init__(f"`adapter_id` names `{name}`, which is not loaded; there are: {there}")
 
 
 class MalformedBody(TgqError):

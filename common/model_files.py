@@ -118,6 +118,28 @@ def find_model(settings: Settings, *, weights: bool) -> ModelFiles:
     return ModelFiles(model_id, path, sha=path.name)
 
 
+def find_adapter(settings: Settings, source: str, revision: str | None) -> Path:
+    """The folder of a LoRA adapter: a local one, or a hub id that is fetched.
+
+    Raises:
+        ModelNotFound: it is neither, or cannot be fetched.
+    """
+    if Path(source).expanduser().is_dir():
+        return Path(source).expanduser().resolve()
+    if "/" not in source or source.startswith((".", "/", "~")):
+        raise ModelNotFound(f"adapter {source!r} is neither a folder nor a hub id (`owner/name`)")
+    try:
+        path = snapshot_download(
+            source,
+            revision=revision,
+            cache_dir=settings.huggingface_hub_cache,
+            allow_patterns=["adapter_config.json", "adapter_model.safetensors"],
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelNotFound(f"adapter {source} is not in the local cache and could not be fetched: {error}") from error
+    return Path(path)
+
+
 def _download(settings: Settings, patterns: list[str]) -> Path:
     return Path(
         snapshot_download(

@@ -18,6 +18,19 @@ DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SCRIPTED_MODEL = "scripted"
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 
+Quantization = Literal[
+    "int8",
+    "bitsandbytes",
+    "bitsandbytes-nf4",
+    "bitsandbytes-fp4",
+    "gptq",
+    "awq",
+    "fp8",
+    "compressed-tensors",
+    "eetq",
+    "torchao",
+]
+
 
 def _ours(name: str) -> AliasChoices:
     return AliasChoices(f"TGQ_{name.upper()}")
@@ -35,6 +48,14 @@ class Settings(BaseSettings):
     """Branch, tag or commit of a hub model."""
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     """Type of the weights. Default: the model's own on CUDA, float32 on CPU."""
+    quantize: Quantization | None = None
+    """Precision of the weights: `int8` on CPU; on CUDA a kind that transformers loads. Default: as they are stored."""
+    speculate: int = Field(0, ge=0, le=16)
+    """Tokens proposed from earlier text per sequence and step; answers stay the same. Helps when few sequences run."""
+    lora_adapters: Annotated[list[str], NoDecode] = []
+    """LoRA adapters, separated by commas: hub ids or `name=folder`, each with `@revision` if wanted."""
+    lora_folder: Path | None = Field(None, validation_alias=_ours("lora_folder"))
+    """Folder with one LoRA adapter in each subfolder, followed while serving."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     huggingface_hub_cache: Path | None = None
@@ -55,12 +76,24 @@ class Settings(BaseSettings):
     """Most stop strings of a request."""
     max_top_n_tokens: int = Field(5, ge=0)
     """Largest `top_n_tokens` of a request."""
+    disable_grammar_support: bool = False
+    """Refuse requests with a `grammar`."""
+    grammar_timeout: float = Field(5.0, gt=0, validation_alias=_ours("grammar_timeout"))
+    """Seconds a grammar may take to compile; those that take longer are refused."""
     max_client_batch_size: int = Field(4, ge=1)
     """Most prompts in one request."""
     payload_limit: int = Field(2_000_000, ge=1)
     """Bytes of a request body at most."""
     validation_workers: int = Field(2, ge=1)
     """Threads that validate and tokenize, per web process."""
+
+    # -- watermark
+    watermark_gamma: float = Field(0.5, gt=0, lt=1)
+    """Share of the vocabulary that a watermark favours at each token."""
+    watermark_delta: float = Field(2.0, ge=0)
+    """What a watermark adds to the scores of the tokens it favours."""
+    watermark_key: int = Field(15_485_863, ge=0, lt=2**64, validation_alias=_ours("watermark_key"))
+    """Chooses the tokens a watermark favours; whoever knows it can detect the watermark. The default is TGI's."""
 
     # -- admission
     max_concurrent_requests: int = Field(128, ge=1)
@@ -75,6 +108,8 @@ class Settings(BaseSettings):
     """KV-cache tokens of an engine. Default: from the memory there is."""
     max_batch_prefill_tokens: int | None = Field(None, ge=1)
     """Prompt tokens computed in one step at most. Default: 128 on CPU, 4096 on CUDA."""
+    prefix_caching: bool = True
+    """Keep what was computed and begin new sequences with what is known of them."""
     waiting_served_ratio: float = 0.3
     """Reported by `/info`; has no effect, as in TGI 3: prefill is chunked and mixed with decode."""
     max_waiting_tokens: int = 20
@@ -164,11 +199,11 @@ class Settings(BaseSettings):
     def _lower(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value
 
-    @field_validator("cors_allow_origin", mode="before")
+    @field_validator("cors_allow_origin", "lora_adapters", mode="before")
     @classmethod
-    def _split_origins(cls, value: Any) -> Any:
+    def _split_list(cls, value: Any) -> Any:
         if isinstance(value, str):
-            return [origin.strip() for origin in value.split(",") if origin.strip()]
+            return [entry.strip() for entry in value.split(",") if entry.strip()]
         return value
 
     @model_validator(mode="after")

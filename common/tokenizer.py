@@ -55,6 +55,10 @@ class Tokenizer:
         found = self._tokenizer.token_to_id(content) if content else None
         return frozenset() if found is None else frozenset((found,))
 
+    def to_json(self) -> str:
+        """The tokenizer as `tokenizer.json` has it."""
+        return self._tokenizer.to_str()
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> Encoding:
         encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return Encoding(list(encoding.ids), list(encoding.offsets))

@@ -37,6 +37,10 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_ids: list[int]
     generated_ids: list[int] = []
     """Tokens earlier attempts produced; the engine goes on behind them."""
+    sibling_ids: list[list[int]] = []
+    """Like `generated_ids`, of the children 1, 2, ...; missing ones have none."""
+    adapter: str | None = None
+    """LoRA adapter by name; None: the model as it is."""
     parameters: GenerationParameters
     job_class: JobClass = "interactive"
     reply_to: str | None = None
@@ -45,13 +49,34 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Unix seconds on the submitter's clock."""
     deadline: float | None = None
     """Unix seconds after which the job must not start."""
+    cache_salt: str = ""
+    """Jobs share computed prompts only with jobs of the same salt."""
     trace: dict[str, str] = {}
     """W3C trace context (`traceparent`, `tracestate`)."""
 
     @property
-    def cost(self) -> int:
-        """KV-cache tokens this job may come to hold: what admission by tokens counts."""
+    def length(self) -> int:
+        """Tokens of one sequence at most: prompt plus longest answer."""
         return len(self.prompt_ids) + self.parameters.max_new_tokens
+
+    @property
+    def cost(self) -> int:
+        """KV-cache tokens this job may come to hold, all children counted: what admission by tokens counts."""
+        return self.length * self.parameters.children
+
+    def child(self, index: int) -> Job:
+        """One child as a job of its own, with its own seed and generated ids; the prompt's details are child 0's."""
+        if self.parameters.children == 1:
+            return self
+        parameters = msgspec.structs.replace(
+            self.parameters,
+            children=1,
+            seed=self.parameters.child_seed(index),
+            prefill_logprobs=self.parameters.prefill_logprobs and index == 0,
+        )
+        generated = [self.generated_ids, *self.sibling_ids]
+        ids = generated[index] if index < len(generated) else []
+        return msgspec.structs.replace(self, generated_ids=ids, sibling_ids=[], parameters=parameters)
 
 
 # -- engine -> submitter ------------------------------------------------------------------------------------------------
@@ -107,6 +132,15 @@ class Tokens(Struct, frozen=True, array_like=True, tag="tokens"):
     tokens: list[Token]
     finish: Finish | None = None
     """Set on the last frame of a sequence that ended by itself."""
+    child: int = 0
+    """Which of the request's sequences."""
+    unfinished: int = 0
+    """Other children that have not ended."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether the request is over with this frame."""
+        return self.finish is not None and self.unfinished == 0
 
 
 class Failed(Struct, frozen=True, array_like=True, tag="failed"):
@@ -199,6 +233,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     """KV-cache tokens the engine has room for."""
     max_batch_size: int
     """Sequences the engine runs at once."""
+    adapters: list[str] = []
+    """LoRA adapters that jobs may name; a new card is sent when they change."""
 
 
 class Histogram(Struct, array_like=True):
@@ -227,6 +263,12 @@ class EngineStats(Struct, kw_only=True, omit_defaults=True):
     """Sequences per step."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    prefix_asked_tokens: int = 0
+    """Tokens of admitted sequences that were looked for in the prefix cache ..."""
+    prefix_hit_tokens: int = 0
+    """... and those found."""
+    preemptions: int = 0
+    """Sequences that gave their blocks back and were computed again later."""
 
 
 class LoadProgress(Struct, frozen=True, tag="progress"):

@@ -5,6 +5,7 @@ Commands are imported when they run: the command line itself starts fast, and a 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -86,6 +87,20 @@ def env(
     from ops.commands.env import run
 
     return run(configuration, as_json=as_json)
+
+
+@app.command()
+@with_settings
+def watermark(
+    configuration: Configuration,
+    file: Annotated[Path | None, typer.Argument(help="Text to look at; standard input when there is none.")] = None,
+    threshold: Annotated[float, typer.Option(help="Standard deviations that count as found.")] = 4.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Look for the watermark in a text; exits with 0 when it is there and with 1 when it is not."""
+    from ops.commands.watermark import run
+
+    return run(configuration, file, threshold=threshold, as_json=as_json)
 
 
 def main() -> None:

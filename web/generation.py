@@ -104,7 +104,7 @@ class Generation:
 
     def _received(self, tokens: Tokens) -> None:
         self.record.received(tokens)
-        if tokens.finish is not None:
+        if tokens.ends:
             # Not when the answer is sent: a client that reads slowly must not keep others out.
             self._permit.release()
 
@@ -127,13 +127,14 @@ async def open_generation(services: Services, request: Request, body: GenerateRe
     )
     lifetime.stack.enter_context(record)
     services.validator.check_combination(body.parameters, stream=stream)
-    permit = await services.admission.acquire()
+    permit = await services.admission.acquire(max(body.parameters.best_of or 1, 1))
     lifetime.stack.callback(permit.release)
     record.entered("validation")
-    valid = await services.validator.validate(body)
+    known_adapters = None if body.parameters.adapter_id is None else await services.workers.adapters()
+    valid = await services.validator.validate(body, known_adapters)
     record.validated(valid)
     record.entered("dispatch")
-    job = services.client.new_job(valid.prompt_ids, valid.parameters, trace=_trace(request))
+    job = services.client.new_job(valid.prompt_ids, valid.parameters, adapter=valid.adapter, trace=_trace(request))
     tokens = services.client.generate(job)
     lifetime.stack.callback(tokens.close)
     await tokens.__aenter__()

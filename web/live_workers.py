@@ -49,6 +49,14 @@ class LiveWorkers:
                 await self.records()
         return self._card
 
+    async def adapters(self) -> frozenset[str] | None:
+        """Adapters that every worker has which could get the job; None when no worker is there to ask."""
+        try:
+            cards = [record.card for record in await self.records() if record.card is not None]
+        except RedisError:
+            return None
+        return frozenset.intersection(*(frozenset(card.adapters) for card in cards)) if cards else None
+
     async def _read(self) -> list[WorkerRecord]:
         try:
             records = await live_workers(self._redis, self._keys, self._settings.worker_dead_after)

@@ -95,7 +95,7 @@ class RequestRecord:
                 self._metrics.time_to_first_token.observe(now - self._arrived)
             self._tokens += count
             self._last_tokens = now
-        if tokens.finish is not None:
+        if tokens.ends:
             self.finish = tokens.finish
             self._succeeded(now)
 

@@ -12,11 +12,9 @@ async def prompt_headers(services: Services, prompt: str) -> dict[str, str]:
     return {"x-compute-type": card.device_type if card else "unknown", "x-compute-characters": str(len(prompt))}
 
 
-def answer_headers(record: RequestRecord) -> dict[str, str]:
-    """Headers of a whole answer; times in milliseconds, save `x-compute-time` in seconds."""
-    assert record.finish is not None
+def answer_headers(record: RequestRecord, generated: int) -> dict[str, str]:
+    """Headers of a whole answer of `generated` tokens; times in milliseconds, save `x-compute-time` in seconds."""
     assert record.valid is not None
-    generated = record.finish.generated_tokens
     return {
         "x-compute-time": f"{record.total_seconds:.6f}",
         "x-total-time": _milliseconds(record.total_seconds),

@@ -16,17 +16,31 @@ class JobCancelled(TgqError):
 
 
 @dataclass(slots=True)
-class Answer:
-    """What was generated so far."""
-
+class _Child:
     text: list[str] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     finish: Finish | None = None
 
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "generated_text": "".join(self.text),
+            "finish_reason": self.finish.reason if self.finish else None,
+            "generated_tokens": self.finish.generated_tokens if self.finish else len(self.ids),
+            "tokens": self.ids,
+        }
+
+
+@dataclass(slots=True)
+class Answer:
+    """What was generated so far."""
+
+    children: dict[int, _Child] = field(default_factory=dict)
+
     def add(self, tokens: Tokens) -> None:
-        self.text.extend(token.text for token in tokens.tokens if not token.special)
-        self.ids.extend(token.id for token in tokens.tokens)
-        self.finish = tokens.finish
+        child = self.children.setdefault(tokens.child, _Child())
+        child.text.extend(token.text for token in tokens.tokens if not token.special)
+        child.ids.extend(token.id for token in tokens.tokens)
+        child.finish = tokens.finish
 
     def outcome(self, last: FrameBody) -> Answer | TgqError:
         """How the task ends, given the job's last frame (already added when it held tokens)."""
@@ -39,10 +53,9 @@ class Answer:
                 return JobCancelled()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data: `generated_text`, `finish_reason`, `generated_tokens` and `tokens` (ids of this attempt)."""
-        return {
-            "generated_text": "".join(self.text),
-            "finish_reason": self.finish.reason if self.finish else None,
-            "generated_tokens": self.finish.generated_tokens if self.finish else len(self.ids),
-            "tokens": self.ids,
-        }
+        """Plain data: `generated_text`, `finish_reason`, `generated_tokens` and `tokens` (ids of this attempt).
+
+        Of a job with several children those of the first, and the others' as `siblings`.
+        """
+        first, *siblings = [child.as_dict() for _, child in sorted(self.children.items())] or [_Child().as_dict()]
+        return first | ({"siblings": siblings} if siblings else {})

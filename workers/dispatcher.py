@@ -21,6 +21,7 @@ from common.wire import (
     Failed,
     FrameBody,
     Job,
+    JobClass,
     JobEvent,
     LoadProgress,
     ModelCard,
@@ -63,7 +64,8 @@ class Dispatcher:
         self._freed = freed
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
-        self._tokens = 0
+        self._use: dict[JobClass, list[int]] = {"interactive": [0, 0], "batch": [0, 0]}
+        """Sequences and tokens of the held jobs."""
         self._waiting: dict[str, Held] = {}
         """Held and not given, oldest first."""
         self._suspect: str | None = None
@@ -108,12 +110,15 @@ class Dispatcher:
             if self._closed or not self._ready or self.card is None:
                 return 0, [Room(0, 0)] * len(queues)
             slots, capacity = self.card.max_batch_size, self.card.max_batch_total_tokens
-            jobs, tokens = slots - len(self._held), capacity - self._tokens
+            # The engine lets batch jobs wait for interactive ones, so only interactive jobs are in their way.
+            jobs, tokens = slots - self._use["interactive"][0], capacity - self._use["interactive"][1]
+            interactive = Room(jobs, tokens)
             reserve = min(self._batch_reserve, slots - 1)
             reserved_tokens = capacity * reserve // slots
+            jobs, tokens = jobs - self._use["batch"][0], tokens - self._use["batch"][1]
             # An idle worker takes any batch job: a reserve must not make one impossible.
             batch = Room(jobs - reserve, tokens - reserved_tokens if self._held else tokens)
-            return capacity, [Room(jobs, tokens)] + [batch] * (len(queues) - 1)
+            return capacity, [interactive] + [batch] * (len(queues) - 1)
 
     # -- from Celery ----------------------------------------------------------------------------------------------------
 
@@ -136,7 +141,7 @@ class Dispatcher:
                     effects.finished.append((known.delivery, None))
                     self._drop(known)
                 self._held[job.id] = self._waiting[job.id] = Held(job, delivery)
-                self._tokens += job.cost
+                self._count(job, 1)
         self._carry_out(effects)
 
     def give(self) -> None:
@@ -249,7 +254,7 @@ class Dispatcher:
             if held.job.reply_to is not None and not isinstance(body, Failed | Cancelled):
                 effects.frames.append(Outgoing(held.job.reply_to, held.job.id, held.job.attempt, Accepted(self.worker)))
                 effects.finished.append((held.delivery, None))
-        if isinstance(body, Tokens) and body.finish is None:
+        if isinstance(body, Tokens) and not body.ends:
             self._emit(held, body, effects)
         elif not isinstance(body, Accepted):
             self._finish(held, body, effects)
@@ -276,7 +281,7 @@ class Dispatcher:
         request = held.job.id
         del self._held[request]
         self._waiting.pop(request, None)
-        self._tokens -= held.job.cost
+        self._count(held.job, -1)
         if self._suspect == request:
             self._suspect = None
         if remember:
@@ -284,6 +289,11 @@ class Dispatcher:
             self._ended.move_to_end(request)
             if len(self._ended) > ENDED_REMEMBERED:
                 self._ended.popitem(last=False)
+
+    def _count(self, job: Job, sign: int) -> None:
+        use = self._use[job.job_class]
+        use[0] += sign * job.parameters.children
+        use[1] += sign * job.cost
 
     def _give(self) -> None:
         if not self._ready:
@@ -305,7 +315,7 @@ class Dispatcher:
         if card is None:
             return None
         limit = min(card.max_total_tokens, card.max_batch_total_tokens)
-        if job.cost > limit:
+        if job.length > limit:
             return InvalidRequest(
                 f"`inputs` tokens + `max_new_tokens` must be <= {limit}. "
                 f"Given: {len(job.prompt_ids)} `inputs` tokens and {job.parameters.max_new_tokens} `max_new_tokens`"

@@ -33,8 +33,8 @@ class _Attempt:
 class Outbox:
     """One worker's outgoing frames.
 
-    An attempt's frames are numbered from 0 without a gap, in the order of `add`; tokens that follow tokens still waiting
-    here join their frame, so that falling behind makes frames longer instead of more. `take` hands out what is due, per
+    An attempt's frames are numbered from 0 without a gap, in the order of `add`; tokens that follow tokens of the same child
+    still waiting here join their frame, so that falling behind makes frames longer instead of more. `take` hands out what is due, per
     channel; `put_back` returns what could not be sent.
     """
 
@@ -61,14 +61,17 @@ class Outbox:
         if kept is None:
             kept = self._attempts[key] = _Attempt(channel)
         frames = kept.frames
-        waiting: FrameBody | None = frames[-1].body if len(frames) > kept.taken else None
         if isinstance(body, Tokens):
-            weight, last = len(body.tokens) or 1, body.finish is not None
+            weight, last = len(body.tokens) or 1, body.ends
+            joins = _joinable(frames, kept.taken, body.child)
         else:
             weight, last = 1, isinstance(body, Failed | Cancelled)
-        if isinstance(body, Tokens) and isinstance(waiting, Tokens):
-            joined = Tokens(waiting.offset, waiting.tokens + body.tokens, body.finish)
-            frames[-1] = Frame(request, attempt, len(frames) - 1, joined)
+            joins = None
+        if isinstance(body, Tokens) and joins is not None:
+            waiting = frames[joins].body
+            assert isinstance(waiting, Tokens)
+            joined = Tokens(waiting.offset, waiting.tokens + body.tokens, body.finish, body.child, body.unfinished)
+            frames[joins] = Frame(request, attempt, joins, joined)
         else:
             frames.append(Frame(request, attempt, len(frames), body))
             self._queue(key, kept, len(frames) - 1)
@@ -137,3 +140,14 @@ class Outbox:
         self._kept -= kept.weight
         if due := self._due.get(kept.channel):
             due.pop(key, None)
+
+
+def _joinable(frames: list[Frame], taken: int, child: int) -> int | None:
+    """Sequence of the frame not handed out yet that further tokens of a child may join: past no frame that ends one."""
+    for sequence in range(len(frames) - 1, taken - 1, -1):
+        body = frames[sequence].body
+        if not isinstance(body, Tokens) or body.finish is not None:
+            return None
+        if body.child == child:
+            return sequence
+    return None

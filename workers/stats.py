@@ -34,6 +34,9 @@ class StatsTotals:
             batch_size=_add(old.batch_size, new.batch_size),
             prompt_tokens=old.prompt_tokens + new.prompt_tokens,
             generated_tokens=old.generated_tokens + new.generated_tokens,
+            prefix_asked_tokens=old.prefix_asked_tokens + new.prefix_asked_tokens,
+            prefix_hit_tokens=old.prefix_hit_tokens + new.prefix_hit_tokens,
+            preemptions=old.preemptions + new.preemptions,
         )
 
 

@@ -44,8 +44,8 @@ class GenerationClient:
 
     `async with` sends the job and raises `Overloaded` (the queue is full) or `ServiceUnavailable` (Redis is away, known
     within `redis_timeout`). The iteration gives one `Tokens` per turn: everything that has arrived since the last turn,
-    merged, so that a reader that fell behind catches up in one write. It ends after the `Tokens` whose `finish` is set,
-    or raises a `TgqError`: what the worker reported, `DeadlineExceeded` (no worker took the job in `queue_timeout`) or
+    merged, so that a reader that fell behind catches up in one write (of several children, one at a time: `Tokens.child`).
+    It ends after the `Tokens` that `ends`, or raises a `TgqError`: what the worker reported, `DeadlineExceeded` (no worker took the job in `queue_timeout`) or
     `IncompleteGeneration` (frames lost, silence, worker lost, reader too slow). It never waits for ever.
 
     Leaving the `async with` block before the end (an exception, a cancelled task, `break`) cancels the job wherever it
@@ -118,6 +118,7 @@ class GenerationClient:
         prompt_ids: list[int],
         parameters: GenerationParameters,
         *,
+        adapter: str | None = None,
         job_class: JobClass = "interactive",
         deadline: float | None = None,
         trace: dict[str, str] | None = None,
@@ -127,6 +128,7 @@ class GenerationClient:
         Args:
             prompt_ids: the prompt, at least one token.
             parameters: resolved ones (see `GenerationParameters`).
+            adapter: LoRA adapter by name.
             job_class: which queue.
             deadline: Unix seconds; the job must have started by then. Default: `queue_timeout` from now.
             trace: W3C trace context.
@@ -136,6 +138,7 @@ class GenerationClient:
             id=secrets.token_hex(16),
             model=self.settings.model_id,
             prompt_ids=prompt_ids,
+            adapter=adapter,
             parameters=parameters,
             job_class=job_class,
             reply_to=self._relay.channel,

@@ -59,8 +59,12 @@ class TokenStream:
         self.timings = Timings(submitted=time.monotonic())
         self.generated_ids: list[int] = list(job.generated_ids)
         """All tokens so far, earlier attempts' included: what another attempt would go on from."""
+        self.sibling_ids = [
+            list(job.sibling_ids[i]) if i < len(job.sibling_ids) else [] for i in range(job.parameters.children - 1)
+        ]
+        """The same of the children 1, 2, ..."""
         self.finish: Finish | None = None
-        """Set once the last token has arrived."""
+        """Set once the last token has arrived; of several children that of the last to end."""
         self.error: TgqError | None = None
         """Why the request ended, if not by itself."""
         self._queue = queue
@@ -75,6 +79,8 @@ class TokenStream:
         self._sent = False
         """Whether the message may be in the queue."""
         self._ended = False
+        self._finished: set[int] = set()
+        """Children whose end has arrived."""
         self._unread: deque[Tokens] = deque()
         self._unread_since = 0.0
         self._waiter: asyncio.Future[None] | None = None
@@ -215,19 +221,21 @@ class TokenStream:
                 self._end_by_worker(worker, IncompleteGeneration("The request was cancelled"))
 
     def _take_tokens(self, body: Tokens, worker: str, now: float) -> None:
-        known = len(self.generated_ids) - body.offset
-        if known < 0:
+        children = [self.generated_ids, *self.sibling_ids]
+        ids = children[body.child] if body.child < len(children) else []
+        known = len(ids) - body.offset
+        if known < 0 or body.child >= len(children):
             self._fail(IncompleteGeneration("Parts of the answer were lost"))
             return
         if known:
             # A second worker began the same attempt anew; equal positions hold equal tokens.
-            body = Tokens(len(self.generated_ids), body.tokens[known:], body.finish)
+            body = Tokens(len(ids), body.tokens[known:], body.finish, body.child, body.unfinished)
         if body.tokens:
-            self.generated_ids.extend([token.id for token in body.tokens])
+            ids.extend([token.id for token in body.tokens])
             self.timings.last_token = now
             if self.timings.first_token is None:
                 self.timings.first_token = now
-        elif body.finish is None:
+        elif body.finish is None or (body.child in self._finished and not body.ends):
             return
         if not self._unread:
             self._unread_since = now
@@ -237,6 +245,8 @@ class TokenStream:
             return
         self._unread.append(body)
         if body.finish is not None:
+            self._finished.add(body.child)
+        if body.ends:
             self.finish = body.finish
             self._end_by_worker(worker, None)
         self._wake()
@@ -288,15 +298,14 @@ class TokenStream:
         self._wake()
 
     def _take_unread(self) -> Tokens:
-        first = self._unread.popleft()
-        if not self._unread:
+        first = last = self._unread.popleft()
+        if not self._unread or self._unread[0].child != first.child:
             return first
         tokens = list(first.tokens)
-        for later in self._unread:
-            tokens.extend(later.tokens)
-        finish = self._unread[-1].finish
-        self._unread.clear()
-        return Tokens(first.offset, tokens, finish)
+        while self._unread and self._unread[0].child == first.child:
+            last = self._unread.popleft()
+            tokens.extend(last.tokens)
+        return Tokens(first.offset, tokens, last.finish, first.child, last.unfinished)
 
     async def _wait(self) -> None:
         if self._waiter is not None:

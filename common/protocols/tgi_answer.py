@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import accumulate
 
@@ -46,12 +47,23 @@ class StreamEvent(Struct, frozen=True):
     details: StreamDetails | None
 
 
+class BestOfSequence(Struct, frozen=True):
+    generated_text: str
+    finish_reason: FinishReason
+    generated_tokens: int
+    seed: int | None
+    prefill: list[PrefillToken]
+    tokens: list[Token]
+    top_tokens: list[list[Token]] | UnsetType = UNSET
+
+
 class Details(Struct, frozen=True):
     finish_reason: FinishReason
     generated_tokens: int
     seed: int | None
     prefill: list[PrefillToken]
     tokens: list[Token]
+    best_of_sequences: list[BestOfSequence] | UnsetType = UNSET
     top_tokens: list[list[Token]] | UnsetType = UNSET
 
 
@@ -88,6 +100,8 @@ class Answer(Struct, frozen=True, kw_only=True):
     """Put before the generated text (`return_full_text`)."""
     seed: int | None
     """The seed used; None when nothing was drawn."""
+    sibling_seeds: list[int | None] = []
+    """Those of the other sequences with `best_of`."""
     input_length: int
     """Prompt tokens after truncation."""
 
@@ -98,6 +112,8 @@ class AnswerFold:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._texts: list[str] = [answer.full_text_of]
+        self.generated_tokens = 0
+        """Of the answer, once `body` has made it."""
 
     def stream_events(self, event: Tokens) -> list[StreamEvent]:
         """One stream event per token; the last one of a finished sequence carries text and details."""
@@ -118,18 +134,25 @@ class AnswerFold:
         return events
 
     def body(self, events: Iterable[Tokens]) -> GenerateResponse:
-        """The whole answer; the last event must hold the finish."""
-        tokens: list[WireToken] = []
-        finish: Finish | None = None
+        """The whole answer; the events must hold the finish of every child.
+
+        Of several children (`best_of`) the one whose tokens have the highest mean log probability is the answer, the
+        first of equals; the others come with the details, in their order.
+        """
+        children = [_Child() for _ in range(1 + len(self._answer.sibling_seeds))]
         for event in events:
-            tokens.extend(event.tokens)
-            finish = event.finish
-        if finish is None:
+            children[event.child].add(event)
+        if any(child.finish is None for child in children):
             raise ValueError("the events end without a finish")
-        for token in tokens:
-            self._take(token)
-        asked = self._answer.details or self._answer.prefill
-        return GenerateResponse(self._text, self._details(tokens, finish) if asked else UNSET)
+        best = max(range(len(children)), key=lambda index: children[index].mean_logprob)
+        text = self._answer.full_text_of + children[best].text
+        self.generated_tokens = children[best].generated_tokens
+        if not (self._answer.details or self._answer.prefill):
+            return GenerateResponse(text)
+        # The prompt's tokens are the same for all and come with one.
+        prefill = next((child.finish.prefill for child in children if child.finish and child.finish.prefill), [])
+        sequences = [self._sequence(index, child, prefill) for index, child in enumerate(children)]
+        return GenerateResponse(text, self._details(sequences, best))
 
     def _take(self, token: WireToken) -> None:
         if not token.special:
@@ -142,15 +165,56 @@ class AnswerFold:
     def _stream_details(self, finish: Finish) -> StreamDetails:
         return StreamDetails(finish.reason, finish.generated_tokens, self._answer.seed, self._answer.input_length)
 
-    def _details(self, tokens: list[WireToken], finish: Finish) -> Details:
-        return Details(
-            finish_reason=finish.reason,
-            generated_tokens=finish.generated_tokens,
-            seed=self._answer.seed,
-            prefill=[_prefill(token) for token in finish.prefill] if self._answer.prefill else [],
-            tokens=[Token(token.id, token.text, token.logprob, token.special) for token in tokens],
-            top_tokens=[_top(token.top) for token in tokens] if self._answer.top_tokens else UNSET,
+    def _sequence(self, index: int, child: _Child, prefill: list[WirePrefillToken]) -> BestOfSequence:
+        assert child.finish is not None
+        return BestOfSequence(
+            generated_text=self._answer.full_text_of + child.text,
+            finish_reason=child.finish.reason,
+            generated_tokens=child.finish.generated_tokens,
+            seed=[self._answer.seed, *self._answer.sibling_seeds][index],
+            prefill=[_prefill(token) for token in prefill] if self._answer.prefill else [],
+            tokens=[Token(token.id, token.text, token.logprob, token.special) for token in child.tokens],
+            top_tokens=[_top(token.top) for token in child.tokens] if self._answer.top_tokens else UNSET,
         )
+
+    @staticmethod
+    def _details(sequences: list[BestOfSequence], best: int) -> Details:
+        winner = sequences[best]
+        others = sequences[:best] + sequences[best + 1 :]
+        return Details(
+            finish_reason=winner.finish_reason,
+            generated_tokens=winner.generated_tokens,
+            seed=winner.seed,
+            prefill=winner.prefill,
+            tokens=winner.tokens,
+            best_of_sequences=others or UNSET,
+            top_tokens=winner.top_tokens,
+        )
+
+
+class _Child:
+    """One sequence, whole."""
+
+    def __init__(self) -> None:
+        self.tokens: list[WireToken] = []
+        self.finish: Finish | None = None
+
+    def add(self, event: Tokens) -> None:
+        self.tokens.extend(event.tokens)
+        self.finish = event.finish or self.finish
+
+    @property
+    def text(self) -> str:
+        return "".join(token.text for token in self.tokens if not token.special)
+
+    @property
+    def generated_tokens(self) -> int:
+        return self.finish.generated_tokens if self.finish is not None else len(self.tokens)
+
+    @property
+    def mean_logprob(self) -> float:
+        logprobs = [-math.inf if token.logprob is None else token.logprob for token in self.tokens]
+        return math.fsum(logprobs) / len(logprobs) if logprobs else -math.inf
 
 
 def simple_tokens(text: str, encoding: Encoding) -> list[SimpleToken]:

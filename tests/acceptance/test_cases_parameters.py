@@ -48,12 +48,14 @@ def test_c02_prompts_that_are_no_text(url: str, path: str, inputs: Any) -> None:
 
 @pytest.mark.parametrize("path", GENERATING)
 def test_c04_no_limit_given(url: str, path: str) -> None:
-    """Without `max_new_tokens`, absent or null, the answer has 100 tokens at most, as TGI's had."""
-    for parameters in ({"details": True}, {"details": True, "max_new_tokens": None}):
+    """Without `max_new_tokens` the answer has 100 tokens at most; with null it fills the context: both as TGI's had."""
+    limit = httpx.get(url + "/info", timeout=TIMEOUT).json()["max_total_tokens"]
+    for parameters, total in (({"details": True}, None), ({"details": True, "max_new_tokens": None}, limit)):
         response = post(url + path, "Talk.", **parameters)
         found = events(response)[-1] if path == "/generate_stream" else response.json()
-        found = found[0] if path == "/" else found
-        assert (found["details"]["finish_reason"], found["details"]["generated_tokens"]) == ("length", 100)
+        details = (found[0] if path == "/" else found)["details"]
+        expected = 100 if total is None else total - len(post(f"{url}/tokenize", "Talk.").json())
+        assert (details["finish_reason"], details["generated_tokens"]) == ("length", expected)
 
 
 @pytest.mark.parametrize("path", GENERATING)
@@ -140,19 +142,21 @@ def test_c12_values_at_the_edge(url: str, parameters: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("path", GENERATING)
-def test_c14_c15_parameters_for_later(url: str, path: str) -> None:
-    """What the contract has and this version does not do is refused, never ignored."""
-    for parameters, named in (
-        ({"best_of": 2, "do_sample": True}, "best_of"),
-        ({"watermark": True}, "watermark"),
-        ({"grammar": {"type": "regex", "value": "a+"}}, "grammar"),
-        ({"grammar": {"type": "json", "value": {"properties": {}}}}, "grammar"),
-        ({"adapter_id": "mine"}, "adapter_id"),
-    ):
-        message = refused(post(url + path, "x", **parameters), f"`{named}`")
-        if path != "/generate_stream" or named != "best_of":
-            assert "not supported yet" in message
-    refused(post(url + path, "x", grammar={"type": "yaml", "value": ""}), "grammar.type`")
+def test_c15_logit_bias(url: str, path: str) -> None:
+    """It forces tokens, bans them, and is refused when it is wrong; never ignored."""
+    first, other = (post(f"{url}/tokenize", text).json()[0] for text in ("plain", "zebra"))
+    plain = {"max_new_tokens": 1, "details": False}
+    assert text_of(post(url + path, script("plain"), **plain)) == "plain"
+    assert text_of(post(url + path, script("plain"), **plain, logit_bias={str(first["id"]): -100})) != "plain"
+    assert text_of(post(url + path, script("plain"), **plain, logit_bias={str(other["id"]): 100})) == other["text"]
+    for wrong in ({"x": 1}, {"5": 101}, {"5": "1"}, {"99999999": 1}, [5]):
+        refused(post(url + path, "x", logit_bias=wrong), "logit_bias")
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_c38_unknown_adapters(url: str, path: str) -> None:
+    """Never the base model instead."""
+    refused(post(url + path, "x", adapter_id="mine"), "`adapter_id`")
 
 
 @pytest.mark.parametrize("path", GENERATING)

@@ -17,9 +17,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from common.model_files import default_model_folder
+from common.model_files import default_model_folder, find_model
 from common.settings import Settings
+from common.tokenizer import Tokenizer
 from ops.local_service import LocalService
+from ops.watermark_detector import detect_in_text
 from tests.acceptance.native import TIMEOUT, checked, events, post
 
 PROMPTS = [
@@ -210,3 +212,33 @@ def test_figures_in_headers(url: str, reference: Reference) -> None:
     assert headers["x-prompt-tokens"] == str(len(reference.ids(prompt)))
     assert headers["x-generated-tokens"] == "4"
     assert int(headers["x-total-time"]) >= int(headers["x-inference-time"]) > 0
+
+
+def test_the_watermark_is_found_in_what_the_service_says(url: str) -> None:
+    """G2's way of asking, and the detector on the text that came back: nothing but the text is known to it."""
+    tokenizer = Tokenizer(find_model(Settings.of(), weights=False))
+    scores = []
+    for watermark in (True, False):
+        asked: dict[str, Any] = {
+            "watermark": watermark,
+            "do_sample": True,
+            "seed": 0,
+            "top_p": 0.95,
+            "ignore_eos": True,
+        }
+        prompt = "The old lighthouse stood at the end of the pier, and"
+        text = checked(post(f"{url}/generate", prompt, max_new_tokens=80, **asked)).json()["generated_text"]
+        scores.append(detect_in_text(text, tokenizer, Settings.of()).z)
+    assert scores[0] > 4 > scores[1], scores
+
+
+def test_the_best_of_two_is_what_its_seed_gives_alone(url: str) -> None:
+    sampled = {"do_sample": True, "max_new_tokens": 8, "temperature": 1.3}
+    both = answer(url, PROMPTS[0], **sampled, best_of=2)
+    (other,) = both["details"]["best_of_sequences"]
+    means = [np.mean([token["logprob"] for token in found["tokens"]]) for found in (both["details"], other)]
+    assert means[0] >= means[1]
+    for text, found in ((both["generated_text"], both["details"]), (other["generated_text"], other)):
+        alone = answer(url, PROMPTS[0], **sampled, seed=found["seed"])
+        assert alone["generated_text"] == text
+        assert alone["details"]["tokens"] == found["tokens"]

@@ -14,7 +14,8 @@ from kombu.transport.virtual import Message
 
 from common.celery_app import broker, make_app
 from common.celery_message import TASK_NAME, celery_message, job_of
-from common.parameters import GenerationParameters
+from common.grammar import Grammar
+from common.parameters import GenerationParameters, Watermark
 from common.settings import Settings
 from common.wire import Job
 
@@ -138,3 +139,18 @@ def test_building_is_cheap() -> None:
     for _ in range(100):
         celery_message(ours, QUEUE)
     assert (time.process_time() - began) / 100 < 0.005
+
+
+def test_every_parameter_survives_the_way() -> None:
+    parameters = GenerationParameters(
+        max_new_tokens=7,
+        seed=2**64 - 1,
+        logit_bias={5: -100.0, 49_151: 0.5},
+        stop_token_ids=[7],
+        watermark=Watermark(0.25, 1.5, 2**64 - 1),
+        grammar=Grammar("json", '{"properties":{"é":{"pattern":"\\\\d\\""}}}'),
+    )
+    sent = msgspec.structs.replace(job(), parameters=parameters)
+    (arguments, *_) = json.loads(decoded(celery_message(sent, QUEUE))["body"])
+    assert job_of(arguments) == sent
+    assert job_of([msgspec.to_builtins(sent)]) == sent

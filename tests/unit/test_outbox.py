@@ -140,3 +140,25 @@ def test_a_channel_that_is_gone_takes_its_frames_along() -> None:
     outbox.drop_channel("one")
     assert numbers(outbox.take()) == {"two": [("b", 1, 0)]}
     assert outbox.kept_tokens == 1
+
+
+def test_children_join_their_own_frames_and_none_before_an_end() -> None:
+    outbox = Outbox()
+
+    def child(number: int, index: int, finish: Finish | None = None, unfinished: int = 0) -> Tokens:
+        return Tokens(index, [Token(10 * number + index, "x", None, False)], finish, number, unfinished)
+
+    end = Finish("length", 2, 0.1)
+    for added in (child(0, 0), child(1, 0), child(0, 1), child(1, 1, end, 1), child(0, 2, end, 0)):
+        outbox.add("one", "a", 1, added, 0.0)
+    ((_, frames),) = outbox.take()
+    shown = [
+        (body.child, [token.id for token in body.tokens], body.ends)
+        for frame in frames
+        if isinstance(body := frame.body, Tokens)
+    ]
+    assert shown == [(0, [0, 1], False), (1, [10, 11], False), (0, [2], True)]
+    assert [frame.sequence for frame in frames] == [0, 1, 2]
+    # Only the last end is the request's, and what was handed out never changes.
+    outbox.sweep(KEEP_SECONDS + 1)
+    assert outbox.kept_tokens == 0

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from common.errors import InvalidRequest, NotSupportedYet
+from common.errors import InvalidRequest, UnknownAdapter
+from common.grammar import Grammar as WireGrammar
 from common.limits import Limits, resolve_limits
 from common.model_files import ModelFiles, default_model_folder
-from common.protocols.tgi_request import GenerateParameters, GenerateRequest
+from common.parameters import Watermark
+from common.protocols.tgi_request import GenerateParameters, GenerateRequest, Grammar
 from common.settings import Settings
 from common.tokenizer import Tokenizer
 from common.validation import Validator, ValidRequest
@@ -44,6 +47,12 @@ async def validate(validator: Validator, inputs: str = "hello", **parameters: An
         ({"repetition_penalty": 0}, "`repetition_penalty` must be strictly positive"),
         ({"repetition_penalty": -1}, "`repetition_penalty` must be strictly positive"),
         ({"frequency_penalty": 2.1}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
+        ({"presence_penalty": -2.1}, "`presence_penalty` must be >= -2.0 and <= 2.0"),
+        ({"min_p": 1.5}, "`min_p` must be >= 0.0 and <= 1.0"),
+        ({"logit_bias": {"1": 101.0}}, "`logit_bias` must hold values between -100.0 and 100.0"),
+        ({"logit_bias": {"257": 1.0}}, "`logit_bias` must hold token ids between 0 and 256, given 257"),
+        ({"stop_token_ids": [300]}, "`stop_token_ids` must hold token ids between 0 and 256, given 300"),
+        ({"stop_token_ids": list(range(65))}, "`stop_token_ids` takes at most 64 ids, given 65"),
         ({"top_p": 0}, "`top_p` must be > 0.0 and < 1.0"),
         ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
         ({"typical_p": 1.0}, "`typical_p` must be > 0.0 and < 1.0"),
@@ -64,27 +73,19 @@ async def test_each_rule_names_its_field_and_limit(
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await validate(validator, **parameters)
-    assert not isinstance(caught.value, NotSupportedYet)
     assert caught.value.message.startswith("Input validation error: ")
     assert message in caught.value.message
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"best_of": 2, "do_sample": True},
-        {"watermark": True},
-        {"grammar": {"type": "regex", "value": "a"}},
-        {"adapter_id": "x"},
-    ],
-)
-async def test_what_is_not_done_yet_is_refused_after_the_rules(
-    validator: Validator, parameters: dict[str, Any]
-) -> None:
-    with pytest.raises(NotSupportedYet, match=f"`{next(iter(parameters))}` is not supported yet"):
-        await validate(validator, **parameters)
-    with pytest.raises(InvalidRequest, match="top_k"):
-        await validate(validator, **parameters, top_k=0)
+async def test_adapters_that_are_not_loaded_are_refused(validator: Validator) -> None:
+    request = GenerateRequest(inputs="Hello", parameters=GenerateParameters(adapter_id="mine"))
+    with pytest.raises(UnknownAdapter, match="`adapter_id` names `mine`, which is not loaded; there are: `one`, `two`"):
+        await validator.validate(request, {"two", "one"})
+    with pytest.raises(UnknownAdapter, match="there are: none"):
+        await validator.validate(request, frozenset())
+    assert (await validator.validate(request, {"mine"})).adapter == "mine"
+    # No worker is there to ask: the one that gets the job decides.
+    assert (await validator.validate(request)).adapter == "mine"
 
 
 @pytest.mark.parametrize(
@@ -126,6 +127,18 @@ async def test_too_long_with_the_default_answer_tells_the_true_numbers(validator
         await validate(validator, "x" * 31)
 
 
+@pytest.mark.parametrize("length", [1, 20])
+async def test_an_explicit_null_fills_the_context(validator: Validator, length: int) -> None:
+    valid = await validate(validator, "x" * length, max_new_tokens=None)
+    assert valid.parameters.max_new_tokens == 130 - length
+
+
+async def test_a_prompt_too_long_for_any_answer_breaks_the_rule_of_prompts(validator: Validator) -> None:
+    for length in (21, 130, 200):
+        with pytest.raises(InvalidRequest, match=f"`inputs` must have at most 20 tokens, given {length}"):
+            await validate(validator, "x" * length, max_new_tokens=None)
+
+
 async def test_truncation_keeps_the_last_tokens(validator: Validator) -> None:
     whole = (await validate(validator, "abcdef")).prompt_ids
     valid = await validate(validator, "abcdef", truncate=2, return_full_text=True)
@@ -141,6 +154,44 @@ async def test_defaults(validator: Validator) -> None:
     assert valid.answer.seed is None
 
 
+async def test_parameters_of_our_own_reach_the_engine(validator: Validator) -> None:
+    given: dict[str, Any] = {
+        "min_p": 0.25,
+        "presence_penalty": 0.5,
+        "stop_token_ids": [3],
+        "ignore_eos": True,
+        "watermark": True,
+    }
+    resolved = (await validate(validator, **given, logit_bias={"5": -1.5, "6": 100})).parameters
+    assert (resolved.min_p, resolved.presence_penalty, resolved.openai_frequency_penalty) == (0.25, 0.5, 0.0)
+    assert (resolved.logit_bias, resolved.stop_token_ids, resolved.ignore_eos) == ({5: -1.5, 6: 100.0}, [3], True)
+    assert resolved.watermark == Watermark()
+
+
+@pytest.mark.parametrize("key", ["", "x", "-1", "1.0", "1" * 11, "１"])
+def test_keys_of_a_bias_are_token_ids(key: str) -> None:
+    with pytest.raises(ValidationError):
+        GenerateParameters(logit_bias={key: 1.0})
+
+
+async def test_settings_make_the_watermark_and_turn_grammars_off(files: ModelFiles) -> None:
+    settings = Settings.of(watermark_gamma=0.25, watermark_delta=1.5, watermark_key=9, disable_grammar_support=True)
+    validator = Validator(settings, Limits(max_input_tokens=20, max_total_tokens=130), Tokenizer(files))
+    try:
+        assert (await validate(validator, watermark=True)).parameters.watermark == Watermark(0.25, 1.5, 9)
+        with pytest.raises(InvalidRequest, match="`grammar` is not supported"):
+            await validate(validator, grammar=Grammar(type="regex", value="a"))
+    finally:
+        validator.close()
+
+
+async def test_a_grammar_is_compiled_on_trial(validator: Validator) -> None:
+    valid = await validate(validator, grammar=Grammar(type="regex", value="[ab]+"))
+    assert valid.parameters.grammar == WireGrammar("regex", "[ab]+")
+    with pytest.raises(InvalidRequest, match="unclosed character class"):
+        await validate(validator, grammar=Grammar(type="regex", value="[ab"))
+
+
 @pytest.mark.parametrize(
     ("parameters", "samples"),
     [
@@ -149,6 +200,8 @@ async def test_defaults(validator: Validator) -> None:
         ({"temperature": 1.0}, False),
         ({"top_k": 5}, True),
         ({"top_p": 0.5}, True),
+        ({"min_p": 0.5}, True),
+        ({"min_p": 0.0}, False),
         ({"typical_p": 0.5}, True),
         ({"seed": 3}, False),
     ],
@@ -174,3 +227,16 @@ def test_limits_come_from_settings_and_model(files: ModelFiles) -> None:
         resolve_limits(Settings.of(max_total_tokens=300), files.context_length)
     with pytest.raises(ValueError, match=r"MAX_INPUT_TOKENS \(256\)"):
         resolve_limits(Settings.of(max_input_tokens=256), files.context_length)
+
+
+async def test_best_of_makes_children_with_seeds_of_their_own(validator: Validator) -> None:
+    valid = await validate(validator, best_of=2, do_sample=True)
+    assert valid.parameters.children == 2
+    assert valid.answer.seed == valid.parameters.seed
+    assert valid.answer.sibling_seeds == [valid.parameters.child_seed(1)]
+    assert valid.parameters.child_seed(1) != valid.parameters.seed == valid.parameters.child_seed(0)
+    # Naming a neutral warper is asking for sampling, and then nothing is drawn.
+    greedy = await validate(validator, best_of=2, temperature=1.0)
+    assert (greedy.answer.seed, greedy.answer.sibling_seeds) == (None, [None])
+    alone = await validate(validator, best_of=1)
+    assert (alone.parameters.children, alone.answer.sibling_seeds) == (1, [])

@@ -30,9 +30,10 @@ class GenerationResource(Resource):
     async def answer(self, request: Request, response: Response, body: GenerateRequest) -> bytes:
         generation = await open_generation(self.services, request, body, stream=False)
         events = await generation.all()
-        answer = AnswerFold(generation.valid.answer).body(events)
+        fold = AnswerFold(generation.valid.answer)
+        answer = fold.body(events)
         response.set_headers(await prompt_headers(self.services, body.inputs))
-        response.set_headers(answer_headers(generation.record))
+        response.set_headers(answer_headers(generation.record, fold.generated_tokens))
         return encode(answer)
 
     async def stream(self, request: Request, response: Response, body: GenerateRequest) -> None:

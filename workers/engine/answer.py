@@ -5,6 +5,7 @@ from __future__ import annotations
 from common.tokenizer import Tokenizer
 from common.wire import FinishReason, Job, PrefillToken, Token, TopToken
 from workers.engine.detokenizer import Detokenizer
+from workers.engine.grammar import GrammarState
 from workers.engine.sampler import Choice
 from workers.engine.stopping import StopStrings
 
@@ -12,16 +13,22 @@ from workers.engine.stopping import StopStrings
 class Answer:
     """Text and end of one sequence, a pure function of its job and generated ids.
 
-    Rules for the end, in TGI's order: the length limit, then an end-of-text id, then a stop string. A stop string is
-    looked for in the text of all generated tokens, that of special tokens included; it may end within a token, the
-    answer then ends right behind the match. Text that may be the beginning of a stop string is held back and comes with
-    the token that settles it.
+    Rules for the end, in TGI's order: the length limit, then an end-of-text id, then a stop token id or a stop string. All
+    of them hold within a grammar too, so that an answer that does not end with end-of-text may not match its grammar.
+
+    A stop string is looked for in the text of all generated tokens, that of special tokens included; it may end within a
+    token, the answer then ends right behind the match. Text that may be the beginning of a stop string is held back and
+    comes with the token that settles it.
 
     Special tokens carry no text of the answer. So while text is held back, the token that it belongs to waits one step:
     should a special token settle it (end of text, most often), the token before carries the text.
     """
 
-    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+    def __init__(self, job: Job, tokenizer: Tokenizer, grammar: GrammarState | None = None) -> None:
+        """
+        Args:
+            grammar: at its start; told of every token.
+        """
         self._parameters = job.parameters
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, job.prompt_ids)
@@ -31,6 +38,7 @@ class Answer:
         """Text not given out; it may be the beginning of a stop string."""
         self._waiting: Token | None = None
         """The newest token, while its text is not settled."""
+        self.grammar = grammar
         self.finished: FinishReason | None = None
         self.stop: str | None = None
         """The stop string that ended the answer."""
@@ -53,6 +61,8 @@ class Answer:
             The tokens that are settled now, in order. `finished` tells whether this was the last token.
         """
         self._generated += 1
+        if self.grammar is not None:
+            self.grammar.advance(choice.id)
         ends = self._ending(choice.id)
         special = choice.id in self._tokenizer.special_ids or ends == "eos_token"
         before, self._waiting = self._waiting, None
@@ -91,8 +101,11 @@ class Answer:
     def _ending(self, token_id: int) -> FinishReason | None:
         if self._generated >= self._parameters.max_new_tokens:
             return "length"
-        if token_id in self._tokenizer.eos_ids and not self._parameters.ignore_eos:
+        # Behind the end of a grammar there is nothing.
+        if token_id in self._tokenizer.eos_ids and not (self._parameters.ignore_eos and self.grammar is None):
             return "eos_token"
+        if token_id in self._parameters.stop_token_ids:
+            return "stop_sequence"
         return None
 
     def _find_stop(self, text: str) -> tuple[str, FinishReason | None]:

@@ -92,6 +92,7 @@ class AttentionBatch(Protocol):
 class AttentionBackend(Protocol):
     """Owns the keys and values of all sequences and makes each step's `AttentionBatch`."""
 
+    pool: KVPool
     block_size: int
     contiguous_blocks: bool
     """Whether the blocks of one sequence must have consecutive numbers."""
@@ -156,6 +157,13 @@ class KVPool:
 
         self.keys = {layer: pool(shape.kv_heads, shape.key_width) for layer, shape in layers.items()}
         self.values = {layer: pool(shape.kv_heads, shape.value_width) for layer, shape in layers.items()}
+
+    def copy_blocks(self, sources: list[int], targets: list[int], block_size: int) -> None:
+        """Copy blocks of slots in every layer; of each layer all sources are read before any target is written."""
+        for tensor in (*self.keys.values(), *self.values.values()):
+            blocks = tensor.view(-1, block_size, *tensor.shape[1:])
+            index = torch.tensor([sources, targets], device=tensor.device)
+            blocks.index_copy_(0, index[1], blocks.index_select(0, index[0]))
 
     @staticmethod
     def bytes_per_slot(layers: dict[int, LayerShape], dtype: torch.dtype) -> int:

@@ -20,19 +20,24 @@ from workers.engine.attention import (
 )
 
 PAGE = 256
-"""Tokens per block. Flash attention 2 wants pages in multiples of 256."""
+"""Tokens per block by default. Flash attention 2 wants pages in multiples of 256."""
 
 
 class PagedAttention:
     """What backends over pages share: any block may follow any other."""
 
-    block_size = PAGE
     contiguous_blocks = False
 
     def __init__(
-        self, layers: dict[int, LayerShape], num_blocks: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: dict[int, LayerShape],
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        block_size: int = PAGE,
     ) -> None:
-        self.pool = KVPool(layers, num_blocks * PAGE, dtype, device)
+        self.block_size = block_size
+        self.pool = KVPool(layers, num_blocks * block_size, dtype, device)
         self.device = device
 
     def order(self, row: StagedRow) -> tuple[int, int]:
@@ -44,15 +49,16 @@ class GatherAttention(PagedAttention):
     """Each sequence's keys and values are gathered from its blocks."""
 
     def prepare(self, step: StagedStep) -> GatherBatch:
-        return GatherBatch(self.pool, self.device, step)
+        return GatherBatch(self.pool, self.device, self.block_size, step)
 
 
 class GatherBatch:
     """One step."""
 
-    def __init__(self, pool: KVPool, device: torch.device, step: StagedStep) -> None:
+    def __init__(self, pool: KVPool, device: torch.device, block_size: int, step: StagedStep) -> None:
         self._pool = pool
         self._device = device
+        self._block_size = block_size
         self._slots = torch.from_numpy(step.slots).to(device)
         self._rows = [(row, self._slots_of(row)) for row in step.rows]
 
@@ -68,8 +74,8 @@ class GatherBatch:
 
     def _slots_of(self, row: StagedRow) -> Tensor:
         places = np.arange(row.length)
-        blocks = np.asarray(row.sequence.blocks, dtype=np.int64)[places // PAGE]
-        return torch.from_numpy(blocks * PAGE + places % PAGE).to(self._device)
+        blocks = np.asarray(row.sequence.blocks, dtype=np.int64)[places // self._block_size]
+        return torch.from_numpy(blocks * self._block_size + places % self._block_size).to(self._device)
 
     def _attend_row(self, query: Tensor, keys: Tensor, values: Tensor, row: StagedRow, options: LayerOptions) -> Tensor:
         """`[count, heads, width]` queries over `[length, kv_heads, width]` keys and values."""

@@ -1,15 +1,27 @@
-"""Which blocks of the key/value cache are free."""
+"""Which blocks of the key/value cache are free, and what those that are still hold."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from workers.engine.prefix_cache import PrefixCache
+
+_USED = np.iinfo(np.int64).max
 
 
 class BlockPool:
     """Hands out blocks 1 to `num_blocks - 1`; block 0 is a dummy for padding and is never handed out.
 
-    Free blocks are kept as extents in ascending order. With `contiguous=True` an allocation is one extent of consecutive
-    ids (first fit), so that on CPU a sequence's keys and values are one view; otherwise it may be pieced together.
+    With `contiguous=True` an allocation is one extent of consecutive ids, so that on CPU a sequence's keys and values are
+    one view; otherwise it may be pieced together, and sequences may share blocks (`share`): a block is free when the last
+    one that holds it frees it.
+
+    A freed block that was published keeps its content, and `find` finds it, until it is handed out again. Blocks without
+    such content go first, in ascending order, then those that were freed longest ago, of one sequence the last first.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, contiguous: bool) -> None:
@@ -23,9 +35,13 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.contiguous = contiguous
-        self._free: list[tuple[int, int]] = [(1, num_blocks)]
-        """Extents `[start, stop)`, sorted, never empty, never touching."""
-        self._used = bytearray(num_blocks)
+        self._freed_at = np.zeros(num_blocks, dtype=np.int64)
+        """Order in which free blocks with content were freed, 0 for free ones without, `_USED` for the others."""
+        self._freed_at[0] = _USED
+        self._holders = [0] * num_blocks
+        self._free = num_blocks - 1
+        self._frees = 0
+        self._cache = PrefixCache()
 
     @property
     def capacity(self) -> int:
@@ -34,34 +50,64 @@ class BlockPool:
 
     @property
     def free_blocks(self) -> int:
-        return sum(stop - start for start, stop in self._free)
+        return self._free
+
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks, free or not, that `find` can find."""
+        return len(self._cache)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold this many tokens."""
         return -(-tokens // self.block_size)
 
-    def fits(self, count: int) -> bool:
-        """Whether `allocate(count)` would succeed now."""
-        if self.contiguous:
-            return any(stop - start >= count for start, stop in self._free)
-        return self.free_blocks >= count
+    def is_free(self, block: int) -> bool:
+        return bool(self._freed_at[block] < _USED)
 
-    def allocate(self, count: int) -> list[int] | None:
-        """`count` blocks (>= 1), or None when they are not free (for `contiguous`, not in one piece)."""
+    def shared(self, block: int) -> bool:
+        """Whether several sequences hold the block."""
+        return self._holders[block] > 1
+
+    def fits(self, count: int, freed: Iterable[int] = ()) -> bool:
+        """Whether `allocate(count)` would succeed, once `freed` (with repetitions) were freed too."""
+        gone = [block for block, times in Counter(freed).items() if self._holders[block] <= times]
+        if not self.contiguous:
+            return self._free + len(gone) >= count
+        free = self._freed_at < _USED
+        free[gone] = True
+        return _longest_run(free) >= count
+
+    def allocate(self, count: int, near: int | None = None) -> list[int] | None:
+        """`count` blocks (>= 1), or None when they are not free (for `contiguous`, not in one piece).
+
+        Args:
+            near: where an extent should begin if it can.
+        """
         if count < 1:
             raise ValueError(f"cannot allocate {count} blocks")
-        if not self.fits(count):
+        if self._free < count:
             return None
-        blocks: list[int] = []
-        for start, stop in list(self._free):
-            take = min(stop - start, count - len(blocks))
-            if self.contiguous and take < count:
-                continue
-            self._take(start, stop, take)
-            blocks.extend(range(start, start + take))
-            if len(blocks) == count:
-                break
+        if self.contiguous:
+            start = self._extent(count, near)
+            if start is None:
+                return None
+            blocks = list(range(start, start + count))
+        else:
+            blocks = self._scattered(count)
+        self._freed_at[blocks] = _USED
+        self._free -= count
+        for block in blocks:
+            self._holders[block] = 1
+            self._cache.forget(block)
         return blocks
+
+    def share(self, blocks: list[int]) -> None:
+        """Hold blocks that `find` found or another sequence holds; each holder frees them."""
+        for block in blocks:
+            if self._holders[block] == 0:
+                self._freed_at[block] = _USED
+                self._free -= 1
+            self._holders[block] += 1
 
     def free(self, blocks: list[int]) -> None:
         """Give blocks back.
@@ -69,33 +115,60 @@ class BlockPool:
         Raises:
             ValueError: a block is not handed out; the pool is unchanged.
         """
-        if len(set(blocks)) != len(blocks) or not all(0 < b < self.num_blocks and self._used[b] for b in blocks):
+        if len(set(blocks)) != len(blocks) or not all(0 < b < self.num_blocks and self._holders[b] for b in blocks):
             raise ValueError(f"blocks freed that are not handed out: {blocks}")
-        for start, stop in _extents(sorted(blocks)):
-            self._used[start:stop] = bytes(stop - start)
-            self._insert(start, stop)
+        for block in reversed(blocks):
+            self._holders[block] -= 1
+            if self._holders[block] == 0:
+                self._frees += 1
+                self._freed_at[block] = self._frees if block in self._cache else 0
+                self._free += 1
 
-    def _take(self, start: int, stop: int, count: int) -> None:
-        self._used[start : start + count] = b"\x01" * count
-        index = bisect_left(self._free, (start, stop))
-        self._free[index : index + 1] = [(start + count, stop)] if start + count < stop else []
+    # -- what blocks hold
 
-    def _insert(self, start: int, stop: int) -> None:
-        index = bisect_left(self._free, (start, stop))
-        before = after = index
-        if index > 0 and self._free[index - 1][1] == start:
-            before, start = index - 1, self._free[index - 1][0]
-        if index < len(self._free) and self._free[index][0] == stop:
-            after, stop = index + 1, self._free[index][1]
-        self._free[before:after] = [(start, stop)]
+    def publish(self, block: int, digest: bytes) -> None:
+        """A block that is handed out is full, and from now on it is never written to."""
+        replaced = self._cache.add(digest, block)
+        if replaced is not None and self.is_free(replaced):
+            self._freed_at[replaced] = 0
+
+    def find(self, digests: Iterable[bytes]) -> list[int]:
+        """Blocks, free or not, that hold the longest beginning of this chain."""
+        return self._cache.find(digests)
+
+    # -- which blocks to take
+
+    def _extent(self, count: int, near: int | None) -> int | None:
+        if near is not None and near + count <= self.num_blocks and (self._freed_at[near : near + count] < _USED).all():
+            return near
+        # The extent whose most recent content is the oldest.
+        newest = _window_max(self._freed_at, count)
+        start = int(newest.argmin())
+        return start if newest[start] < _USED else None
+
+    def _scattered(self, count: int) -> list[int]:
+        blocks: list[int] = np.flatnonzero(self._freed_at == 0)[:count].tolist()
+        missing = count - len(blocks)
+        if missing == 1:
+            rest = np.where(self._freed_at > 0, self._freed_at, _USED)
+            blocks.append(int(rest.argmin()))
+        elif missing:
+            rest = np.where(self._freed_at > 0, self._freed_at, _USED)
+            oldest = np.argpartition(rest, missing - 1)[:missing]
+            blocks.extend(sorted(oldest.tolist(), key=lambda block: int(rest[block])))
+        return blocks
 
 
-def _extents(ids: list[int]) -> list[tuple[int, int]]:
-    """Runs of consecutive ids, as `[start, stop)`."""
-    runs: list[tuple[int, int]] = []
-    for i in ids:
-        if runs and runs[-1][1] == i:
-            runs[-1] = (runs[-1][0], i + 1)
-        else:
-            runs.append((i, i + 1))
-    return runs
+def _longest_run(free: npt.NDArray[np.bool_]) -> int:
+    edges = np.flatnonzero(np.diff(free.astype(np.int8), prepend=0, append=0))
+    return int((edges[1::2] - edges[::2]).max(initial=0))
+
+
+def _window_max(values: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
+    """Largest of each `width` neighbours, by doubling."""
+    done, largest = 1, values
+    while done < width:
+        step = min(done, width - done)
+        largest = np.maximum(largest[:-step], largest[step:])
+        done += step
+    return largest

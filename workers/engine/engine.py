@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from common.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, TgqError
 from common.settings import Settings
@@ -20,35 +20,57 @@ from common.wire import (
     Job,
     JobEvent,
     PrefillToken,
+    Token,
     Tokens,
 )
 from workers.engine.answer import Answer
 from workers.engine.block_pool import BlockPool
+from workers.engine.grammar import Grammars, GrammarState
 from workers.engine.job_check import check_job
 from workers.engine.plan import EngineBroken, FloatArray, ModelRunner, RequestFault, Row, StepPlan
+from workers.engine.prefix_cache import root_digest
 from workers.engine.sampler import Choice, Sampler
 from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import Sequence
+from workers.engine.sequence import AdapterVersion, Sequence
+from workers.engine.speculation import Drafter
 from workers.engine.stats import Method, StatsRecorder
 
 log = logging.getLogger(__name__)
 
 DEFAULT_PREFILL_TOKENS = {"cpu": 128}
 """Prompt tokens per step at most, by device; 4096 elsewhere."""
+GRAMMAR_POLL_SECONDS = 0.002
+"""A sequence whose grammar is not compiled yet is looked at again after this time."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+@dataclass(slots=True)
+class _Child:
     sequence: Sequence
     answer: Answer
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class _Request:
+    job: Job
+    children: list[_Child]
+    later: list[Sequence] = field(default_factory=list)
+    """Children that begin once the first one has computed the prompt."""
+
+    @property
+    def unfinished(self) -> int:
+        return sum(not child.ended for child in self.children)
 
 
 class Engine:
     """Runs jobs on a model, many at once, one step at a time. Not for several threads.
 
-    Every job added ends in exactly one last event: `Tokens` with `finish`, `Failed` or `Cancelled`. Of the attempts of one
+    Every job added ends in exactly one last event: `Tokens` that `ends`, `Failed` or `Cancelled`. Of the attempts of one
     request only the newest runs: an older one ends as `Cancelled` (whichever comes first), the same one again is `Accepted`
     again and changes nothing.
+
+    The children of a job are sequences of their own. The first that is not finished computes the prompt, the others begin
+    with what it computed; each has its own `Tokens` with its own `finish`. When one fails the request fails.
     """
 
     def __init__(
@@ -66,11 +88,16 @@ class Engine:
         self._clock = clock
         self._unix_time = unix_time
         self._sampler = Sampler(runner.vocab_size)
+        self._grammars = Grammars(tokenizer, runner.vocab_size)
         self._scheduler = Scheduler(
             BlockPool(runner.num_blocks, runner.block_size, contiguous=runner.contiguous_blocks),
             max_batch_size=card.max_batch_size,
             max_prefill_tokens=settings.max_batch_prefill_tokens or DEFAULT_PREFILL_TOKENS.get(card.device_type, 4096),
         )
+        # A script is read token by token; there is no step to save.
+        speculate = 0 if card.device_type == "scripted" else settings.speculate
+        self._drafter = Drafter(speculate, runner.block_size)
+        self._prefix_caching = settings.prefix_caching
         self._requests: dict[str, _Request] = {}
         self._events: list[JobEvent] = []
         self._arrivals = 0
@@ -90,7 +117,7 @@ class Engine:
         """End requests and free what they hold, now; ids the engine does not know are passed over."""
         for request_id in requests:
             if request := self._requests.get(request_id):
-                self._end(request.sequence, Cancelled())
+                self._end(request, Cancelled())
 
     def take_events(self) -> list[JobEvent]:
         """Events since the last call."""
@@ -106,7 +133,7 @@ class Engine:
         """Monotonic time from which on `step` has something to do (0: at once); None without work."""
         if self._events or self._scheduler.can_admit():
             return 0.0
-        times = [self._runner.due(sequence) for sequence in self._scheduler.running]
+        times = [self._due(sequence) for sequence in self._scheduler.running]
         deadlines = [s.job.deadline for s in self._scheduler.waiting if s.job.deadline is not None]
         if deadlines:
             times.append(self._clock() + min(deadlines) - self._unix_time())
@@ -114,12 +141,16 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Totals since the engine was made, and what runs and waits now."""
-        running = self._scheduler.running
-        return self._recorder.message(
-            running=len(running),
-            waiting=len(self._scheduler.waiting),
-            reserved_tokens=sum(sequence.reserved_tokens for sequence in running),
+        scheduler = self._scheduler
+        stats = self._recorder.message(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting) + sum(len(request.later) for request in self._requests.values()),
+            reserved_tokens=sum(sequence.reserved_tokens for sequence in scheduler.running),
         )
+        stats.prefix_asked_tokens = scheduler.prefix_asked_tokens
+        stats.prefix_hit_tokens = scheduler.prefix_hit_tokens
+        stats.preemptions = scheduler.preemptions
+        return stats
 
     # -- the step
 
@@ -127,14 +158,17 @@ class Engine:
         """Admit, schedule, forward, sample, emit.
 
         Returns:
-            All events since the last call; at most one `Tokens` per request.
+            All events since the last call; one `Tokens` per child at most, one more for each proposed token that was right.
 
         Raises:
             EngineBroken: the device is unusable; the engine is of no more use.
         """
         self._refuse_expired()
-        plan = self._scheduler.plan(self._clock(), self._runner.due)
+        plan = self._scheduler.plan(self._clock(), self._due)
+        if plan.copies:
+            self._copy(plan)
         if plan.rows:
+            plan = self._drafter.draft(plan)
             started = self._clock()
             method: Method = "prefill" if any(_prompt_tokens(row) for row in plan.rows) else "decode"
             self._recorder.started(method, len(plan.rows))
@@ -156,20 +190,27 @@ class Engine:
 
     def _refuse_expired(self) -> None:
         for sequence in self._scheduler.expired(self._unix_time()):
-            self._end(sequence, _failed(DeadlineExceeded()))
+            self._end(self._requests[sequence.job.id], _failed(DeadlineExceeded()))
+
+    def _copy(self, plan: StepPlan) -> None:
+        try:
+            self._runner.copy(plan.copies)
+        except Exception as error:
+            # Whatever it was, nobody knows any more what the cache holds.
+            raise EngineBroken(f"{type(error).__name__} while the cache was copied") from error
 
     def _forward(self, plan: StepPlan) -> tuple[list[Row], FloatArray] | None:
         """The rows that were computed and their logits; sequences at fault are ended. None when nothing is left."""
         rows = plan.rows
         while rows:
             try:
+                self._grammars.prefetch([g for row in rows if row.logits and (g := self._grammar(row.sequence))])
                 return rows, self._runner.forward(StepPlan(rows))
             except RequestFault as fault:
-                self._end(fault.sequence, _failed(fault.error))
-                remaining = [row for row in rows if row.sequence is not fault.sequence]
-                if len(remaining) == len(rows):
+                if all(row.sequence is not fault.sequence for row in rows):
                     raise EngineBroken("the model runner blames a sequence that is not in the step") from fault
-                rows = remaining
+                self._fail(fault.sequence, _failed(fault.error, retryable=fault.retryable))
+                rows = [row for row in rows if self._alive(row.sequence)]
             except EngineBroken:
                 raise
             except Exception as error:
@@ -177,93 +218,152 @@ class Engine:
                 log.exception("a step failed")
                 failure = _failed(GenerationFailed(f"{type(error).__name__} in the model"), retryable=True)
                 for row in rows:
-                    self._end(row.sequence, failure)
+                    self._fail(row.sequence, failure)
                 return None
         return None
 
     def _advance(self, rows: list[Row], logits: FloatArray) -> int:
         """Take in what was computed: prompt log probabilities, and the next tokens, whose number is returned."""
         sampled = 0
-        first = 0
-        for row in rows:
+        for row, row_logits in _computed(rows, logits):
             sequence = row.sequence
-            sequence.computed = row.start + row.count
-            row_logits = logits[first : first + row.logits]
-            first += row.logits
+            if not self._alive(sequence):
+                continue  # A sibling failed just now.
+            self._scheduler.advance(row)
             try:
-                if sequence.job.parameters.prefill_logprobs:
+                if sequence.wants_prompt_logprobs:
                     self._take_prompt_logprobs(row, row_logits)
                 if row.logits and sequence.remaining == 0:
-                    self._append(sequence, self._sampler.sample(sequence, row_logits[-1]))
+                    grammar = self._grammar(sequence)
+                    allowed = None if grammar is None else grammar.allowed()
+                    self._append(sequence, self._sampler.sample(sequence, row_logits[-1], allowed))
                     sampled += 1
             except TgqError as error:
-                self._end(sequence, _failed(error))
+                self._fail(sequence, _failed(error))
             except Exception as error:
                 # The next token of one request must not end the others.
                 log.exception("sampling or detokenizing failed")
-                self._end(sequence, _failed(GenerationFailed(f"{type(error).__name__} after the model")))
+                self._fail(sequence, _failed(GenerationFailed(f"{type(error).__name__} after the model")))
         return sampled
 
     def _append(self, sequence: Sequence, choice: Choice) -> None:
-        answer = self._requests[sequence.job.id].answer
-        offset = answer.next_offset
-        tokens = answer.append(choice)
+        request = self._requests[sequence.job.id]
+        if request.later:
+            self._scheduler.fork(sequence, request.later)
+            request.later = []
+        child = request.children[sequence.child]
+        offset = child.answer.next_offset
+        tokens = child.answer.append(choice)
         sequence.ids.append(choice.id)
-        if answer.finished is not None:
-            self._end(sequence, Tokens(offset, tokens, self._finish(sequence, answer)))
+        if child.answer.finished is not None:
+            self._end_child(request, child, offset, tokens)
         elif tokens:
-            self._emit(sequence.job, Tokens(offset, tokens))
+            self._emit(request.job, Tokens(offset, tokens, None, sequence.child))
 
     def _take_prompt_logprobs(self, row: Row, logits: FloatArray) -> None:
         sequence = row.sequence
-        prefill = self._requests[sequence.job.id].answer.prefill
-        if row.start == 0:
+        prefill = self._requests[sequence.job.id].children[sequence.child].answer.prefill
+        if not prefill:
             prefill.append(self._prefill_token(sequence.ids[0], None))
-        following = sequence.ids[row.start + 1 : min(row.start + row.count + 1, sequence.prompt_length)]
-        logprobs = self._sampler.prompt_logprobs(logits[: len(following)], following)
-        prefill.extend(map(self._prefill_token, following, logprobs))
+        # A sequence that was preempted has some already.
+        start = max(row.start + 1, len(prefill))
+        following = sequence.ids[start : min(row.start + row.count + 1, sequence.prompt_length)]
+        rows = logits[start - row.start - 1 :][: len(following)]
+        prefill.extend(map(self._prefill_token, following, self._sampler.prompt_logprobs(rows, following)))
+        sequence.prompt_known = len(prefill)
 
     # -- one request
 
     def _add(self, job: Job) -> None:
         known = self._requests.get(job.id)
         if known is not None:
-            if job.attempt < known.sequence.job.attempt:
+            if job.attempt < known.job.attempt:
                 self._emit(job, Cancelled())
                 return
-            if job.attempt == known.sequence.job.attempt:
+            if job.attempt == known.job.attempt:
                 self._emit(job, Accepted(""))
                 return
         check_job(job, self._runner.card, self._runner.vocab_size)
         self._arrivals += 1
-        sequence = Sequence(job, self._arrivals)
-        if not self._scheduler.can_fit(sequence):
+        adapter = None if job.adapter is None else self._runner.adapter(job.adapter)
+        children = [self._child(job, index, adapter) for index in range(job.parameters.children)]
+        if not self._scheduler.can_fit(children[0].sequence):
             raise InvalidRequest(
                 f"`inputs` tokens + `max_new_tokens` must be <= {self._runner.card.max_batch_total_tokens}, the room of this "
-                f"worker. Given: {job.cost}"
+                f"worker. Given: {job.length}"
             )
-        answer = Answer(job, self._tokenizer)
         if known is not None:
-            self._end(known.sequence, Cancelled())
+            self._end(known, Cancelled())
         self._emit(job, Accepted(""))
-        if answer.finished is not None:
-            # An earlier attempt was lost between its last token and its end.
-            self._emit(job, Tokens(sequence.generated, [], self._finish(sequence, answer)))
-            return
-        self._requests[job.id] = _Request(sequence, answer)
-        self._scheduler.add(sequence)
+        request = self._requests[job.id] = _Request(job, children)
+        for child in children:
+            if child.answer.finished is not None:
+                # An earlier attempt was lost between this child's last token and the end.
+                self._end_child(request, child, child.sequence.generated, [])
+        if request.unfinished:
+            first, *request.later = [child.sequence for child in children if not child.ended]
+            self._scheduler.add(first)
+
+    def _child(self, job: Job, index: int, adapter: AdapterVersion | None) -> _Child:
+        alone = job.child(index)
+        asked = alone.parameters
+        grammar = None
+        if asked.grammar is not None:
+            grammar = self._grammars.start(asked.grammar, ignore_eos=asked.ignore_eos)
+        root = self._root(job, adapter)
+        sequence = Sequence(alone, self._arrivals, child=index, root=root, adapter=adapter)
+        return _Child(sequence, Answer(alone, self._tokenizer, grammar))
+
+    def _grammar(self, sequence: Sequence) -> GrammarState | None:
+        return self._requests[sequence.job.id].children[sequence.child].answer.grammar
+
+    def _due(self, sequence: Sequence) -> float:
+        """Monotonic time before which the sequence is not scheduled: its grammar is compiled beside the steps."""
+        grammar = self._grammar(sequence)
+        if grammar is not None and not grammar.ready:
+            return self._clock() + GRAMMAR_POLL_SECONDS
+        return self._runner.due(sequence)
+
+    def _root(self, job: Job, adapter: AdapterVersion | None) -> bytes | None:
+        """What the keys and values of a job's tokens depend on apart from the tokens."""
+        if not self._prefix_caching:
+            return None
+        card = self._runner.card
+        return root_digest(card.model_id, card.sha, adapter.salt if adapter else None, job.cache_salt)
+
+    def _alive(self, sequence: Sequence) -> bool:
+        request = self._requests.get(sequence.job.id)
+        return request is not None and request.children[sequence.child].sequence is sequence
 
     def _finish(self, sequence: Sequence, answer: Answer) -> Finish:
         assert answer.finished is not None
         seconds = 0.0 if sequence.admitted_at is None else self._clock() - sequence.admitted_at
         return Finish(answer.finished, sequence.generated, seconds, answer.stop, answer.prefill)
 
-    def _end(self, sequence: Sequence, body: FrameBody) -> None:
+    def _end_child(self, request: _Request, child: _Child, offset: int, tokens: list[Token]) -> None:
+        """A child has ended by itself, and with the last one its request."""
+        child.ended = True
+        finish = self._finish(child.sequence, child.answer)
+        body = Tokens(offset, tokens, finish, child.sequence.child, request.unfinished)
+        if request.unfinished:
+            self._scheduler.remove(child.sequence)
+            self._runner.release(child.sequence)
+            self._emit(request.job, body)
+        else:
+            self._end(request, body)
+
+    def _fail(self, sequence: Sequence, body: Failed) -> None:
+        """End the request of a sequence, unless that happened already."""
+        if self._alive(sequence):
+            self._end(self._requests[sequence.job.id], body)
+
+    def _end(self, request: _Request, body: FrameBody) -> None:
         """Forget a request and free what it holds; `body` is its last event."""
-        del self._requests[sequence.job.id]
-        self._scheduler.remove(sequence)
-        self._runner.release(sequence)
-        self._emit(sequence.job, body)
+        del self._requests[request.job.id]
+        for child in request.children:
+            self._scheduler.remove(child.sequence)
+            self._runner.release(child.sequence)
+        self._emit(request.job, body)
 
     def _emit(self, job: Job, body: FrameBody) -> None:
         self._events.append(JobEvent(job.id, job.attempt, body))
@@ -274,6 +374,23 @@ class Engine:
 
 def _failed(error: TgqError, *, retryable: bool = False) -> Failed:
     return Failed(error.error_type, error.message, retryable)
+
+
+def _computed(rows: list[Row], logits: FloatArray) -> Iterator[tuple[Row, FloatArray]]:
+    """Each row with its logits; one with a draft as rows of one token, as long as the token sampled is the one drafted."""
+    first = 0
+    for row in rows:
+        part = logits[first : first + row.logits]
+        first += row.logits
+        if not row.draft:
+            yield row, part
+            continue
+        ids = row.sequence.ids
+        for index in range(row.count):
+            yield Row(row.sequence, row.start + index, 1, 1), part[index : index + 1]
+            drafted = row.draft[index : index + 1]
+            if not drafted or len(ids) != row.start + index + 2 or ids[-1] != drafted[0]:
+                break
 
 
 def _prompt_tokens(row: Row) -> int:

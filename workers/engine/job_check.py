@@ -22,15 +22,22 @@ def check_job(job: Job, card: ModelCard, vocab_size: int) -> None:
     job.parameters.check()
     if not job.prompt_ids:
         raise InvalidRequest("`inputs` must have at least 1 token")
-    if job.cost > card.max_total_tokens:
+    if job.length > card.max_total_tokens:
         raise InvalidRequest(
             f"`inputs` tokens + `max_new_tokens` must be <= {card.max_total_tokens}. Given: {len(job.prompt_ids)} `inputs` "
             f"tokens and {job.parameters.max_new_tokens} `max_new_tokens`"
         )
-    if len(job.generated_ids) > job.parameters.max_new_tokens:
+    if len(job.sibling_ids) >= job.parameters.children:
         raise InvalidRequest(
-            f"{len(job.generated_ids)} tokens are generated already, more than `max_new_tokens` ({job.parameters.max_new_tokens})"
+            f"tokens of {len(job.sibling_ids) + 1} children are generated already, and there are {job.parameters.children}"
         )
-    for name, ids in (("prompt", job.prompt_ids), ("generated", job.generated_ids)):
+    generated = [job.generated_ids, *job.sibling_ids]
+    longest = max(map(len, generated))
+    if longest > job.parameters.max_new_tokens:
+        raise InvalidRequest(
+            f"{longest} tokens are generated already, more than `max_new_tokens` ({job.parameters.max_new_tokens})"
+        )
+    for name, ids in (("prompt", job.prompt_ids), *(("generated", ids) for ids in generated)):
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             raise InvalidRequest(f"{name} token ids must be between 0 and {vocab_size - 1}")
+    job.parameters.check_vocabulary(vocab_size)

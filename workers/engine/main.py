@@ -1,6 +1,6 @@
 """The engine process: reads jobs from a pipe, steps the engine, writes what each step produced.
 
-No other thread runs here: a busy one would slow every step. Exit codes: 0 told to leave or the pipe closed, 1 the engine
+No busy thread runs here that holds Python's lock, which would slow every step: the one that compiles grammars does not. Exit codes: 0 told to leave or the pipe closed, 1 the engine
 broke, 3 the model could not be loaded.
 """
 
@@ -92,7 +92,7 @@ def run(connection: Connection, settings: Settings) -> None:
     gc.freeze()  # What was loaded stays: collections need not look at it again.
     try:
         send(Ready(runner.card))
-        _serve(connection, Engine(runner, tokenizer, settings), send)
+        _serve(connection, Engine(runner, tokenizer, settings), runner, send)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except EngineBroken as error:
@@ -102,12 +102,14 @@ def run(connection: Connection, settings: Settings) -> None:
         sys.exit(EXIT_BROKEN)
 
 
-def _serve(connection: Connection, engine: Engine, send: Callable[[FromEngine], None]) -> None:
+def _serve(connection: Connection, engine: Engine, runner: ModelRunner, send: Callable[[FromEngine], None]) -> None:
     """Mail, step, send; until `Shutdown` or the end of the pipe."""
     stats_at = 0.0
     while True:
-        if not _read_mail(connection, engine):
+        if not _read_mail(connection, engine, runner.follows):
             return
+        if runner.refresh():
+            send(Ready(runner.card))
         events = engine.take_events()
         if events:
             # What the mail led to does not wait for a step.
@@ -123,9 +125,11 @@ def _serve(connection: Connection, engine: Engine, send: Callable[[FromEngine], 
             send(EngineOutput(events))
 
 
-def _read_mail(connection: Connection, engine: Engine) -> bool:
+def _read_mail(connection: Connection, engine: Engine, follows: bool) -> bool:
     """Take all messages there are, waiting for one while there is nothing to do; False: leave."""
     timeout = _patience(engine.next_due())
+    if timeout is None and follows:
+        timeout = SIGN_OF_LIFE_SECONDS
     while connection.poll(timeout):
         match _decode(connection.recv_bytes()):
             case AddJobs(jobs):

@@ -6,14 +6,13 @@ tokens together and are exempt: their last bits may depend on the company.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from common.limits import resolve_limits
@@ -21,15 +20,21 @@ from common.model_files import ModelFiles, context_length, find_model
 from common.settings import DEFAULT_MODEL, Settings
 from common.wire import ModelCard
 from workers.engine import linear
+from workers.engine.adapters import AdapterStore
 from workers.engine.attention import IMPLEMENTATION, AttentionBackend, KVPool, ModelRefused
 from workers.engine.attention_cpu import SPAN, CpuAttention
 from workers.engine.attention_cuda import VarlenAttention, varlen_obstacle
 from workers.engine.attention_paged import PAGE, GatherAttention
 from workers.engine.default_model import ensure_default_model
 from workers.engine.layer_probe import LayerProbe, probe_layers
+from workers.engine.lora import LoraStep, adaptable_layers, wrap_layers
+from workers.engine.lora_files import read_adapter
 from workers.engine.memory import cpu_cache_bytes, cuda_cache_bytes
 from workers.engine.model_runner import TransformersRunner
-from workers.engine.self_check import check_runner, eager_logits
+from workers.engine.quantize import quantize_linears
+from workers.engine.quantized_weights import INT8
+from workers.engine.self_check import INT8_TOLERANCE, TOLERANCE, check_quantization, check_runner, eager_logits
+from workers.engine.weights import load_config, load_weights
 
 Progress = Callable[[str, float], None]
 
@@ -78,16 +83,38 @@ def engine_threads(settings: Settings) -> int:
 
 
 def _load(settings: Settings, files: ModelFiles, device: torch.device, progress: Progress) -> TransformersRunner:
-    config, gguf = _config(settings, files)
+    config, gguf = load_config(settings, files)
     dtype = _dtype(settings, config, device)
     progress("loading the weights", 0.65)
-    model = _model(settings, files, config, gguf, dtype)
-    nn.Module.to(model, device)
+    model = load_weights(settings, files, config, gguf, dtype, device)
     progress("checking the model", 0.8)
-    vocab_size = config.get_text_config().vocab_size
+    try:
+        return _checked(settings, files, model, dtype, device, progress)
+    except (ModelRefused, torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        # Anything may come out of a model's code, and whatever it is, such a model cannot be served.
+        raise ModelRefused(f"{settings.model_id} fails in the engine: {type(error).__name__}: {error}") from error
+
+
+def _checked(
+    settings: Settings,
+    files: ModelFiles,
+    model: PreTrainedModel,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+) -> TransformersRunner:
+    """The runner over a loaded model, once it has computed what the model does."""
+    vocab_size = model.config.get_text_config().vocab_size
     reference = eager_logits(model, vocab_size)
     packed = device.type == "cpu" and linear.can_pack(dtype)
-    if packed:
+    activations = None
+    if settings.quantize == INT8:
+        activations = quantize_linears(model)
+        exact, reference = reference, eager_logits(model, vocab_size)
+        check_quantization(reference, exact)
+    elif packed:
         linear.pack_linears(model)
     model.set_attn_implementation(IMPLEMENTATION)
     batch_size = settings.max_batch_size or DEFAULT_BATCH_SIZE[device.type]
@@ -95,9 +122,17 @@ def _load(settings: Settings, files: ModelFiles, device: torch.device, progress:
         # The largest step there will be, so that its memory is known when the cache takes the rest.
         torch.cuda.reset_peak_memory_stats(device)
         tokens = (settings.max_batch_prefill_tokens or DEFAULT_PREFILL_TOKENS) + batch_size
-        probe, width = probe_layers(model, tokens, rows=batch_size + PROMPT_LOGPROBS_ROWS)
+        rows = batch_size + PROMPT_LOGPROBS_ROWS
     else:
-        probe, width = probe_layers(model, tokens=UNPACKED_MIN_ROWS, rows=UNPACKED_MIN_ROWS)
+        tokens = rows = UNPACKED_MIN_ROWS
+    with adaptable_layers(model, tokens) as layers:
+        probe, width = probe_layers(model, tokens, rows)
+    lora, adapters = None, None
+    if settings.lora_adapters or settings.lora_folder is not None:
+        lora = LoraStep(device)
+        wrap_layers(model, layers, lora)
+        read = functools.partial(read_adapter, layers=layers, dtype=dtype, device=device, packed=packed)
+        adapters = AdapterStore(settings, read)
 
     block_size = SPAN if device.type == "cpu" else PAGE
     total, blocks = _limits(
@@ -114,13 +149,17 @@ def _load(settings: Settings, files: ModelFiles, device: torch.device, progress:
             max_total_tokens=total,
             max_batch_total_tokens=(blocks - 1) * block_size,
             max_batch_size=batch_size,
+            adapters=adapters.names if adapters is not None else [],
         ),
         vocab_size=width,
         num_blocks=blocks,
         min_rows=linear.MIN_ROWS if packed else UNPACKED_MIN_ROWS if device.type == "cpu" else 1,
+        lora=lora,
+        adapters=adapters,
+        activations=activations,
     )
     progress("checking the engine against the model", 0.9)
-    check_runner(runner, reference, dtype)
+    check_runner(runner, reference, TOLERANCE[dtype] if activations is None else INT8_TOLERANCE)
     progress("ready", 1.0)
     return runner
 
@@ -141,56 +180,6 @@ def _dtype(settings: Settings, config: PretrainedConfig, device: torch.device) -
     # The kernels for paged attention take half precision only.
     own = config.get_text_config().dtype
     return own if own in (torch.float16, torch.bfloat16) else torch.bfloat16
-
-
-def _config(settings: Settings, files: ModelFiles) -> tuple[PretrainedConfig, str | None]:
-    """The model's configuration, and the name of its GGUF file where it comes as one."""
-    gguf = None if (files.path / "config.json").exists() else _gguf_name(files.path)
-    options = {"gguf_file": gguf} if gguf else {}
-    try:
-        config = AutoConfig.from_pretrained(
-            files.path, trust_remote_code=settings.trust_remote_code, local_files_only=True, **options
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelRefused(f"the configuration in {files.path} cannot be used: {error}") from error
-    if config.is_encoder_decoder:
-        raise ModelRefused(
-            f"{settings.model_id} is an encoder-decoder model ({config.model_type}); only decoders are served"
-        )
-    remote = settings.trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if not remote and type(config) not in AutoModelForCausalLM._model_mapping:
-        raise ModelRefused(
-            f"{settings.model_id} is of type {config.model_type}, which transformers has no causal language model for"
-        )
-    return config, gguf
-
-
-def _gguf_name(folder: Path) -> str:
-    names = sorted(path.name for path in folder.glob("*.gguf"))
-    if len(names) != 1:
-        raise ModelRefused(f"{folder} has no config.json and {len(names)} GGUF files; one of either is needed")
-    return names[0]
-
-
-def _model(
-    settings: Settings, files: ModelFiles, config: PretrainedConfig, gguf: str | None, dtype: torch.dtype
-) -> PreTrainedModel:
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            files.path,
-            config=None if gguf else config,
-            dtype=dtype,
-            attn_implementation="eager",
-            trust_remote_code=settings.trust_remote_code,
-            local_files_only=True,
-            **({"gguf_file": gguf} if gguf else {}),
-        )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        raise ModelRefused(f"{settings.model_id} could not be loaded: {error}") from error
-    nn.Module.eval(model)
-    return model
 
 
 def _cache_tokens(settings: Settings, probe: LayerProbe, dtype: torch.dtype, device: torch.device) -> int | None:

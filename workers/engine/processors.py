@@ -6,12 +6,14 @@ kept together, so that the result does not depend on how a sort breaks them, and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Ids
 
 import numpy as np
 import numpy.typing as npt
 
-from common.parameters import GenerationParameters
+from common.parameters import GenerationParameters, Watermark
+from workers.engine.watermark import green
 
 Scores = npt.NDArray[np.float32]
 
@@ -21,45 +23,88 @@ _SORTED_WIDTHS = (256, 2048)
 """How many tokens top-p and typical-p sort before they fall back on all of them; the result is the same."""
 
 
-def process(scores: Scores, parameters: GenerationParameters, ids: Ids[int]) -> bool:
-    """Apply all of a request's rules.
+def is_neutral(parameters: GenerationParameters) -> bool:
+    """Whether `process` would change nothing."""
+    return (
+        parameters.watermark is None
+        and parameters.repetition_penalty == 1.0
+        and parameters.frequency_penalty == 0.0
+        and parameters.presence_penalty == 0.0
+        and parameters.openai_frequency_penalty == 0.0
+        and not parameters.logit_bias
+        and parameters.grammar is None
+        and parameters.temperature == 1.0
+        and not _truncates(parameters)
+    )
+
+
+def process(
+    scores: Scores,
+    parameters: GenerationParameters,
+    ids: Ids[int],
+    generated: int,
+    allowed: npt.NDArray[np.bool_] | None = None,
+) -> bool:
+    """Apply all of a request's rules, in this order:
+
+    watermark, repetition penalty, TGI's frequency penalty, OpenAI's presence and frequency penalties, logit bias, grammar,
+    temperature, top-k, top-p, min-p, typical-p. It is TGI's order; what TGI does not have comes where its kind is: what
+    adds to scores before the grammar's mask, what truncates beside top-p, as transformers has it.
 
     Args:
         scores: logits of the next token; changed in place.
         parameters: rules with neutral values are skipped.
-        ids: prompt and generated ids, which both penalties look at.
+        ids: prompt and generated ids.
+        generated: how many of them are generated.
+        allowed: what the grammar allows, `[vocabulary]`; None without a grammar.
 
     Returns:
         Whether tokens may have been ruled out.
     """
+    if parameters.watermark is not None:
+        add_watermark(scores, parameters.watermark, ids[-1])
     if parameters.repetition_penalty != 1.0:
         penalise_repetition(scores, parameters.repetition_penalty, ids)
     if parameters.frequency_penalty != 0.0:
         penalise_frequency(scores, parameters.frequency_penalty, ids)
+    if generated and (parameters.presence_penalty != 0.0 or parameters.openai_frequency_penalty != 0.0):
+        penalise_counts(
+            scores, parameters.presence_penalty, parameters.openai_frequency_penalty, ids[len(ids) - generated :]
+        )
+    if parameters.logit_bias:
+        add_bias(scores, parameters.logit_bias)
+    if allowed is not None:
+        np.copyto(scores, -np.inf, where=~allowed)
     if parameters.temperature != 1.0:
         divide_by_temperature(scores, parameters.temperature)
     if parameters.top_k > 0:
         keep_top_k(scores, parameters.top_k)
     if parameters.top_p < 1.0:
         keep_top_p(scores, parameters.top_p)
+    if parameters.min_p > 0.0:
+        keep_min_p(scores, parameters.min_p)
     if parameters.typical_p < 1.0:
         keep_typical(scores, parameters.typical_p)
-    return parameters.top_k > 0 or parameters.top_p < 1.0 or parameters.typical_p < 1.0
+    return allowed is not None or _truncates(parameters)
+
+
+def _truncates(parameters: GenerationParameters) -> bool:
+    return parameters.top_k > 0 or parameters.top_p < 1.0 or parameters.min_p > 0.0 or parameters.typical_p < 1.0
+
+
+def add_watermark(scores: Scores, watermark: Watermark, previous: int) -> None:
+    """Add the watermark's `delta` to the scores of tokens that are green behind the token `previous`."""
+    chosen = green(watermark, previous, np.arange(len(scores), dtype=np.uint32))
+    scores += chosen * np.float32(watermark.delta)
 
 
 def penalise_repetition(scores: Scores, penalty: float, ids: Ids[int]) -> None:
     """Scores of tokens seen before are divided by `penalty` when positive, else multiplied (CTRL, Keskar et al. 2019)."""
-    seen = np.unique(np.array(ids, dtype=np.int64))
+    seen = np.array(ids, dtype=np.int64)
     before = scores[seen]
     factor = _factor(penalty)
+    # A token seen twice is written twice with the same value.
     scores[seen] = np.where(before < 0, before * factor, before / factor)
-
-
-def divide_by_temperature(scores: Scores, temperature: float) -> None:
-    """Scores relative to the best one, over `temperature`: so that no temperature is too low."""
-    scores -= scores.max()
-    with np.errstate(over="ignore"):
-        scores /= _factor(temperature)
 
 
 def penalise_frequency(scores: Scores, penalty: float, ids: Ids[int]) -> None:
@@ -69,6 +114,25 @@ def penalise_frequency(scores: Scores, penalty: float, ids: Ids[int]) -> None:
     """
     seen, counts = np.unique(np.array(ids, dtype=np.int64), return_counts=True)
     scores[seen] -= (penalty * counts / len(ids)).astype(np.float32)
+
+
+def penalise_counts(scores: Scores, presence: float, frequency: float, generated: Ids[int]) -> None:
+    """Subtract `presence`, and `frequency` for each time, from the scores of generated tokens: OpenAI's penalties."""
+    seen, counts = np.unique(np.array(generated, dtype=np.int64), return_counts=True)
+    scores[seen] -= (presence + frequency * counts).astype(np.float32)
+
+
+def add_bias(scores: Scores, bias: Mapping[int, float]) -> None:
+    """Add to the scores of single tokens; ids must be in the vocabulary."""
+    ids = np.fromiter(bias.keys(), dtype=np.int64, count=len(bias))
+    scores[ids] += np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
+
+
+def divide_by_temperature(scores: Scores, temperature: float) -> None:
+    """Scores relative to the best one, over `temperature`: so that no temperature is too low."""
+    scores -= scores.max()
+    with np.errstate(over="ignore"):
+        scores /= _factor(temperature)
 
 
 def keep_top_k(scores: Scores, k: int) -> None:
@@ -90,6 +154,12 @@ def keep_top_p(scores: Scores, p: float) -> None:
             last = int(np.count_nonzero(mass[:-1] < p))
             _keep_from(scores, candidates[last])
             return
+
+
+def keep_min_p(scores: Scores, p: float) -> None:
+    """Keep the tokens whose probability is at least `p` times that of the best one (Nguyen et al. 2024)."""
+    with np.errstate(divide="ignore"):
+        _keep_from(scores, scores.max() + np.log(np.float32(p)))
 
 
 def keep_typical(scores: Scores, p: float) -> None:

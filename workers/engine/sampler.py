@@ -11,12 +11,12 @@ from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from common.errors import GenerationFailed
-from common.parameters import GenerationParameters
 from workers.engine.noise import FAR, gumbel, hashes, rare
 from workers.engine.plan import FloatArray
-from workers.engine.processors import Scores, process
+from workers.engine.processors import Scores, is_neutral, process
 from workers.engine.sequence import Sequence
 
 
@@ -37,7 +37,7 @@ class Sampler:
         self._ids = np.arange(vocab_size, dtype=np.uint32)
         self._scratch = np.empty(vocab_size, dtype=np.float32)
 
-    def sample(self, sequence: Sequence, logits: Scores) -> Choice:
+    def sample(self, sequence: Sequence, logits: Scores, allowed: npt.NDArray[np.bool_] | None = None) -> Choice:
         """The next token of one sequence.
 
         Rows are taken one at a time although numpy could take all at once: a row fits the cache, a step does not.
@@ -45,16 +45,19 @@ class Sampler:
         Args:
             sequence: parameters and ids so far.
             logits: `[vocabulary]`; not changed.
+            allowed: `[vocabulary]`, what the grammar allows; None without a grammar.
 
         Raises:
-            GenerationFailed: the scores are not finite.
+            GenerationFailed: the scores are not finite, or the grammar allows nothing.
         """
         parameters = sequence.job.parameters
+        if parameters.grammar is not None and allowed is None:
+            raise GenerationFailed("what the grammar allows is not known")
         scores, truncated = logits, False
         best_id = _best(scores)
-        if _processed(parameters):
+        if not is_neutral(parameters):
             scores = logits.copy()
-            truncated = process(scores, parameters, sequence.ids)
+            truncated = process(scores, parameters, sequence.ids, sequence.generated, allowed)
             best_id = _best(scores)
         best = scores[best_id]
         chosen = best_id
@@ -100,17 +103,6 @@ def _best(scores: Scores) -> int:
     if not np.isfinite(scores[best_id]):
         raise GenerationFailed("the model's scores are not finite")
     return best_id
-
-
-def _processed(parameters: GenerationParameters) -> bool:
-    return (
-        parameters.repetition_penalty != 1.0
-        or parameters.frequency_penalty != 0.0
-        or parameters.temperature != 1.0
-        or parameters.top_k > 0
-        or parameters.top_p < 1.0
-        or parameters.typical_p < 1.0
-    )
 
 
 def _top(row: Scores, count: int, log_total: np.float32) -> list[tuple[int, float | None]]:

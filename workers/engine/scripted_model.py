@@ -20,17 +20,18 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 
 import msgspec
 import numpy as np
 
-from common.errors import GenerationFailed, InvalidRequest
+from common.errors import GenerationFailed, InvalidRequest, UnknownAdapter
 from common.limits import Limits
 from common.settings import SCRIPTED_MODEL, Settings
 from common.tokenizer import Tokenizer
 from common.wire import ModelCard
-from workers.engine.plan import FloatArray, RequestFault, Row, StepPlan
-from workers.engine.sequence import Sequence
+from workers.engine.plan import Copy, FloatArray, RequestFault, Row, StepPlan
+from workers.engine.sequence import AdapterVersion, Sequence
 
 SENTENCE = " The quick brown fox jumps over the lazy dog."
 OPENING = "<<script "
@@ -111,8 +112,19 @@ class ScriptedModel:
         self._logits = np.empty((0, self.vocab_size), dtype=np.float32)
         self._forced: list[tuple[int, int]] = []
 
+    follows = False
+
     def due(self, sequence: Sequence) -> float:
         return self._performance(sequence).due
+
+    def adapter(self, name: str) -> AdapterVersion:
+        raise UnknownAdapter(name, [])
+
+    def refresh(self) -> bool:
+        return False
+
+    def copy(self, copies: Many[Copy]) -> None:
+        """There are no keys and values."""
 
     def forward(self, plan: StepPlan) -> FloatArray:
         # Faults first: whoever is left is computed by the next call, with nothing done twice.

@@ -15,6 +15,11 @@ from workers.engine.sequence import Sequence
 TOKENS = 24
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
 """Largest difference of two logits, in standard deviations of a row of logits."""
+INT8_TOLERANCE = 0.05
+"""The same where activations are quantized: rounding tips some of them over to the next value."""
+
+QUANTIZATION_TOLERANCE = 0.2
+"""Root mean square of what 8-bit weights change, in standard deviations of the logits. SmolLM2-135M: 0.06."""
 
 
 def check_ids(vocab_size: int) -> list[int]:
@@ -30,8 +35,11 @@ def eager_logits(model: PreTrainedModel, vocab_size: int) -> FloatArray:
     return logits
 
 
-def check_runner(runner: ModelRunner, reference: FloatArray, dtype: torch.dtype) -> None:
+def check_runner(runner: ModelRunner, reference: FloatArray, tolerance: float) -> None:
     """Run the check's tokens through the runner, in two chunks and then one by one beside a second sequence.
+
+    Args:
+        tolerance: one of the constants above.
 
     Raises:
         ModelRefused: the logits differ from `reference` by more than rounding.
@@ -48,10 +56,23 @@ def check_runner(runner: ModelRunner, reference: FloatArray, dtype: torch.dtype)
     spread = float(reference.std(axis=-1).max())
     difference = float(np.abs(logits - reference).max())
     # A NaN compares false: it must not pass.
-    if not difference <= TOLERANCE[dtype] * max(spread, 1e-6):
+    if not difference <= tolerance * max(spread, 1e-6):
         raise ModelRefused(
             f"the engine's logits differ from the model's own by {difference:.3g} where they spread over {spread:.3g}: "
             "this kind of model computes something the engine does not know"
+        )
+
+
+def check_quantization(found: FloatArray, exact: FloatArray) -> None:
+    """Compare the logits of the quantized model with those of the model itself.
+
+    Raises:
+        ModelRefused: 8 bits are too few for this model's weights.
+    """
+    error = float((found - exact).std() / max(float(exact.std()), 1e-6))
+    if not error <= QUANTIZATION_TOLERANCE:
+        raise ModelRefused(
+            f"with QUANTIZE=int8 the logits are off by {error:.0%} of their spread; this model needs its full precision"
         )
 
 

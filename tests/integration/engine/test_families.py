@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention import varlen
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from common.settings import Settings
 from common.wire import ModelCard
+from ops.tiny_models import tiny_options
 from workers.engine.attention import IMPLEMENTATION, AttentionBackend
 from workers.engine.attention_cuda import VarlenAttention, varlen_obstacle
 from workers.engine.attention_paged import PAGE, GatherAttention
@@ -22,46 +23,34 @@ from workers.engine.layer_probe import probe_layers
 from workers.engine.model_loader import load_runner
 from workers.engine.model_runner import TransformersRunner
 from workers.engine.plan import FloatArray
+from workers.engine.random_model import write_random_model
 
 if TYPE_CHECKING:
     from tests.integration.engine.conftest import Driver
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 199,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-WINDOW = 9
-SLIDING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
-GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {"sliding_window": WINDOW},
-    "qwen2": {"use_sliding_window": True, **SLIDING},
-    "qwen3": {},
-    "gemma": {},
-    "gemma2": {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0, "query_pre_attn_scalar": 16, **SLIDING},
-    "gemma3_text": {"query_pre_attn_scalar": 16, **SLIDING},
-    "cohere": {"logit_scale": 0.3},
-    "granite": {"attention_multiplier": 0.3, "logits_scaling": 3.0},
-    "olmo2": {},
-    "phi": {"partial_rotary_factor": 0.5},
-    "phi3": {"sliding_window": None},
-    "gpt2": GPT2,
-    "gpt_neox": {"rotary_pct": 0.5},
-    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
-    "starcoder2": {"sliding_window": None},
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
-    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, **SLIDING},
-}
+FAMILIES = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "cohere",
+    "granite",
+    "olmo2",
+    "phi",
+    "phi3",
+    "gpt2",
+    "gpt_neox",
+    "opt",
+    "starcoder2",
+    "deepseek_v3",
+    "mixtral",
+    "gpt_oss",
+]
+"""A sample; `ops/check_models.py` checks every type."""
+MIXTURES = ("deepseek_v3", "mixtral", "gpt_oss")
 TOKENS = 150
 """More than two spans of keys, and many windows."""
 
@@ -71,17 +60,7 @@ def make_model(model_folder: Path) -> Callable[[str], PreTrainedModel]:
     """Writes a random model of a family to `model_folder`; returns it with eager attention."""
 
     def make(family: str) -> PreTrainedModel:
-        config = AutoConfig.for_model(family, **{**COMMON, **FAMILIES[family]})
-        torch.manual_seed(5)
-        build: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
-        model = build(config, attn_implementation="eager", dtype=torch.float32)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                # Random weights of the usual size make all attention nearly uniform, and every mistake nearly invisible.
-                parameter.normal_(0.0, 0.25) if parameter.dim() > 1 else parameter.uniform_(0.5, 1.5)
-        model.save_pretrained(model_folder)
-        torch.nn.Module.eval(model)
-        return model
+        return write_random_model(model_folder, family, tiny_options(family))
 
     return make
 
@@ -120,7 +99,7 @@ def test_the_cpu_engine_computes_what_the_model_does(
     _assert_close(driver.whole(_ids()), expected)
     mixed = driver.in_chunks(_ids(), [70, 1, 1, 1, 60, 1])
     _assert_close(mixed, expected)
-    if family not in ("mixtral", "gpt_oss"):  # an expert's tokens are computed together
+    if family not in MIXTURES:  # an expert's tokens are computed together
         assert np.array_equal(mixed, driver.whole(_ids()))
 
 

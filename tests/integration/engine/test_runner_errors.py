@@ -29,10 +29,8 @@ def fail_with(runner: TransformersRunner, monkeypatch: pytest.MonkeyPatch) -> An
 @pytest.mark.parametrize(
     "error",
     [
-        torch.OutOfMemoryError("CUDA out of memory"),
-        MemoryError(),
+        torch.AcceleratorError("CUDA error: unspecified launch failure"),
         RuntimeError("CUDA error: an illegal memory access was encountered"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"),
     ],
 )
 def test_a_device_that_fails_breaks_the_engine(driver: Driver, fail_with: Any, error: Exception) -> None:
@@ -40,6 +38,26 @@ def test_a_device_that_fails_breaks_the_engine(driver: Driver, fail_with: Any, e
     fail_with(error)
     with pytest.raises(EngineBroken):
         driver.step((sequence, 3))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"),
+    ],
+)
+def test_out_of_memory_blames_the_largest_row(
+    driver: Driver, runner: TransformersRunner, fail_with: Any, error: Exception
+) -> None:
+    one, two, three = (driver.sequence(ids) for ids in ([5, 6, 7], [8, 9, 10], [11]))
+    fail_with(error)
+    with pytest.raises(RequestFault, match="out of memory") as caught:
+        runner.forward(StepPlan([Row(one, 0, 3, 1), Row(two, 0, 3, 1), Row(three, 0, 1, 1)]))
+    assert caught.value.sequence is two
+    assert caught.value.retryable
+    assert caught.value.error.error_type == "generation"
 
 
 def test_a_step_of_one_names_the_culprit(driver: Driver, runner: TransformersRunner, fail_with: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from common.wire import Finish, Job, Token, Tokens
+from common.wire import Finish, FinishReason, Job, Token, Tokens
 from tests.contract.tgi import check_answer
 from tests.integration.client.fake_worker import FakeWorker, accept_and_hang, until
 from tests.integration.web.serving import WebNode, events, failing_after, saying, spoken, worker
@@ -78,7 +78,8 @@ async def test_generate_stream(client: httpx.AsyncClient, redis_url: str) -> Non
         ({"inputs": "x", "parameters": {"temperature": 0}}, "`temperature`"),
         ({"inputs": "x", "parameters": {"max_new_tokens": 1.5}}, "`parameters.max_new_tokens`"),
         ({"inputs": "x", "parameters": {"max_new_tokens": 999_999}}, "999999"),
-        ({"inputs": "x", "parameters": {"grammar": {"type": "regex", "value": "a"}}}, "`grammar` is not supported yet"),
+        ({"inputs": "x", "parameters": {"grammar": {"type": "regex", "value": "[a"}}}, "`grammar` is not valid"),
+        ({"inputs": "x", "parameters": {"grammar": {"type": "json", "value": {"a": 1}}}}, "`properties` field"),
         ({"parameters": {}}, "`inputs`: is required"),
     ],
 )
@@ -267,6 +268,39 @@ async def test_too_many_requests_are_refused_at_once(client: httpx.AsyncClient, 
         # Rules of combination come first, all others need a permit.
         refused = await post(client, "/generate_stream", {"inputs": "x", "parameters": {"best_of": 2}})
         assert refused.status_code == 422
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await until(lambda: fake.running == 0)
+
+
+async def test_best_of_takes_a_permit_for_each_sequence_and_answers_with_the_best(
+    client: httpx.AsyncClient, redis_url: str
+) -> None:
+    async def children(fake: FakeWorker, job: Job) -> None:
+        assert job.parameters.children == 2
+        await fake.accept(job)
+        ends: list[tuple[int, float, FinishReason]] = [(1, -1.0, "eos_token"), (0, -2.0, "length")]
+        for child, logprob, end in ends:
+            tokens = [Token(65 + child, "AB"[child], logprob, False)] * (2 - child)
+            await fake.emit(job, Tokens(0, tokens, Finish(end, 2 - child, 0.01), child, child))
+
+    asked = {"inputs": "x", "parameters": {"best_of": 2, "do_sample": True, "details": True, "max_new_tokens": 2}}
+    async with worker(redis_url, children):
+        response = await client.post("/generate", json=asked)
+    check_answer(response)
+    answer = response.json()
+    assert (response.status_code, answer["generated_text"]) == (200, "B")
+    (other,) = answer["details"]["best_of_sequences"]
+    assert (other["generated_text"], other["finish_reason"]) == ("AA", "length")
+    assert response.headers["x-generated-tokens"] == "1"
+    assert {answer["details"]["seed"], other["seed"]} != {None}
+    assert answer["details"]["seed"] != other["seed"]
+
+    async with worker(redis_url, accept_and_hang) as fake:
+        waiting = [asyncio.create_task(client.post("/generate", json=asked)) for _ in range(4)]
+        await until(lambda: fake.running == 4)
+        assert (await client.post("/generate", json={"inputs": "x"})).status_code == 429
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

@@ -103,3 +103,60 @@ async def test_one_reader_at_a_time(client: GenerationClient) -> None:
     with pytest.raises(RuntimeError, match="one reader"):
         await anext(stream)
     waiting.close()
+
+
+async def test_children_are_merged_each_for_itself(client: GenerationClient) -> None:
+    job = client.new_job([1, 2], GenerationParameters(max_new_tokens=9, seed=1, children=3))
+    stream = client.generate(job)
+    client._relay.open(job.id, stream)
+    end = Finish("length", 2, 0.5)
+    bodies: list[FrameBody] = [
+        Accepted("worker"),
+        Tokens(0, [_token(0)], None, 1),
+        Tokens(1, [_token(1)], end, 1, 2),
+        Tokens(0, [_token(5)], None, 0),
+        Tokens(0, [_token(7), _token(8)], end, 2, 1),
+        Tokens(1, [_token(6)], end, 0, 0),
+    ]
+    for sequence, body in enumerate(bodies[:-1]):
+        _feed(stream, sequence, body)
+    assert client.open_streams == 1
+    _feed(stream, len(bodies) - 1, bodies[-1])
+    assert [step async for step in stream] == [
+        Tokens(0, [_token(0), _token(1)], end, 1, 2),
+        Tokens(0, [_token(5)], None, 0),
+        Tokens(0, [_token(7), _token(8)], end, 2, 1),
+        Tokens(1, [_token(6)], end, 0, 0),
+    ]
+    assert stream.ended
+    assert (stream.generated_ids, stream.sibling_ids) == ([5, 6], [[0, 1], [7, 8]])
+    assert client.open_streams == 0
+
+
+async def test_a_second_worker_ends_children_once_and_in_its_own_order(client: GenerationClient) -> None:
+    job = client.new_job([1, 2], GenerationParameters(max_new_tokens=9, seed=1, children=2))
+    stream = client.generate(job)
+    client._relay.open(job.id, stream)
+    end = Finish("length", 1, 0.5)
+    _feed(stream, 0, Accepted("worker"))
+    _feed(stream, 1, Tokens(0, [_token(0)], end, 0, 1))
+    again: list[FrameBody] = [
+        Accepted("second"),
+        Tokens(0, [_token(1)], end, 1, 1),
+        Tokens(0, [_token(0)], end, 0, 0),
+    ]
+    for sequence, body in enumerate(again):
+        stream.receive("second", Frame(job.id, 1, sequence, body), time.monotonic())
+    assert [(step.child, step.tokens, step.ends) async for step in stream] == [
+        (0, [_token(0)], False),
+        (1, [_token(1)], False),
+        (0, [], True),
+    ]
+
+
+async def test_a_child_nobody_asked_for_is_an_error(client: GenerationClient) -> None:
+    stream = _opened(client)
+    _feed(stream, 0, Accepted("worker"))
+    _feed(stream, 1, Tokens(0, [_token(0)], None, 1))
+    with pytest.raises(IncompleteGeneration):
+        await anext(stream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as FastTokenizer
 
+from common.errors import InvalidRequest
 from common.limits import Limits
 from common.model_files import ModelFiles
 from common.parameters import GenerationParameters
@@ -18,9 +20,9 @@ from common.settings import Settings
 from common.tokenizer import Tokenizer
 from common.wire import Failed, Job, JobEvent, ModelCard, Token, Tokens
 from workers.engine.engine import Engine
-from workers.engine.plan import FloatArray, StepPlan
+from workers.engine.plan import Copy, FloatArray, StepPlan
 from workers.engine.scripted_model import ScriptedModel
-from workers.engine.sequence import Sequence
+from workers.engine.sequence import AdapterVersion, Sequence
 
 CORPUS = [
     " The quick brown fox jumps over the lazy dog.",
@@ -130,7 +132,8 @@ class Clock:
 class HashedModel:
     """A `ModelRunner` whose logits depend on all ids so far: a token computed wrongly, or twice, changes what follows.
 
-    It checks what the engine promises to a real runner: blocks, positions in order, every token computed once.
+    It checks what the engine promises to a real runner: blocks, positions in order, every token computed once, and no
+    block written that another sequence holds too.
     """
 
     def __init__(
@@ -153,12 +156,32 @@ class HashedModel:
         self.released: list[str] = []
         self.plans: list[list[tuple[str, int, int, int]]] = []
         self.before_forward: Callable[[StepPlan], None] = lambda plan: None
+        self.copied = 0
+        self.follows = False
 
     def due(self, sequence: Sequence) -> float:
         return 0.0
 
+    def adapter(self, name: str) -> AdapterVersion:
+        raise InvalidRequest(f"there is no adapter {name}")
+
+    def refresh(self) -> bool:
+        return False
+
     def slot(self, sequence: Sequence, position: int) -> int:
         return sequence.blocks[position // self.block_size] * self.block_size + position % self.block_size
+
+    def copy(self, copies: Many[Copy]) -> None:
+        assert len({copy.target for copy in copies}) == len(copies)
+        size = self.block_size
+        content = {copy.target: [self.cache.get(copy.source * size + i) for i in range(size)] for copy in copies}
+        for target, ids in content.items():
+            assert target > 0
+            for i, token_id in enumerate(ids):
+                self.cache.pop(target * size + i, None)
+                if token_id is not None:
+                    self.cache[target * size + i] = token_id
+        self.copied += len(copies)
 
     def forward(self, plan: StepPlan) -> FloatArray:
         self.before_forward(plan)
@@ -169,6 +192,8 @@ class HashedModel:
             assert row.count >= 1
             assert row.start == sequence.computed
             assert 0 not in sequence.blocks
+            if self.contiguous_blocks:
+                assert sequence.blocks == list(range(sequence.blocks[0], sequence.blocks[0] + len(sequence.blocks)))
             for position in range(row.start, row.start + row.count):
                 self.cache[self.slot(sequence, position)] = sequence.ids[position]
             for position in range(row.start + row.count - row.logits, row.start + row.count):

@@ -368,7 +368,7 @@ def test_a_fault_of_the_text_ends_that_request(tokenizer: Tokenizer, monkeypatch
 
 
 def test_stats_add_up(tokenizer: Tokenizer) -> None:
-    engine = make_engine(tokenizer)
+    engine = make_engine(tokenizer, prefix_caching=False)
     engine.add([make_job([5] * 20, name=name, ignore_eos=True, max_new_tokens=6) for name in "ab"])
     engine.step()
     stats = engine.stats()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.parameters import GenerationParameters
 from workers.engine import processors
 from workers.engine.processors import Scores
 
@@ -38,6 +40,55 @@ def test_frequency_penalty_is_relative_to_the_length() -> None:
     scores = scores_of([1.0, 1.0, 1.0])
     processors.penalise_frequency(scores, 2.0, [0, 0, 0, 1])
     assert scores.tolist() == [-0.5, 0.5, 1.0]
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=20), st.sampled_from([-2.0, 0.0, 0.5]), st.sampled_from([0.0, 1.5])
+)
+def test_openai_penalties_are_additive_and_count(generated: list[int], presence: float, frequency: float) -> None:
+    scores = scores_of([1.0, 0.5, -1.0, 0.0, 3.0])
+    expected = [
+        score - (presence + frequency * generated.count(token) if token in generated else 0.0)
+        for token, score in enumerate(scores.tolist())
+    ]
+    processors.penalise_counts(scores, presence, frequency, generated)
+    assert scores.tolist() == expected
+
+
+def test_openai_penalties_look_at_the_answer_and_tgis_at_the_prompt_too() -> None:
+    def scores_after(**parameters: Any) -> list[float]:
+        scores = scores_of([1.0, 1.0, 1.0, 1.0])
+        processors.process(scores, GenerationParameters(max_new_tokens=1, seed=0, **parameters), [0, 0, 1, 2], 2)
+        return [float(score) for score in scores]
+
+    assert scores_after(presence_penalty=1.0) == [1.0, 0.0, 0.0, 1.0]
+    assert scores_after(openai_frequency_penalty=2.0) == [1.0, -1.0, -1.0, 1.0]
+    assert scores_after(frequency_penalty=1.0) == [0.5, 0.75, 0.75, 1.0]
+    assert scores_after(repetition_penalty=2.0) == [0.5, 0.5, 0.5, 1.0]
+
+
+def test_bias_is_added() -> None:
+    scores = scores_of([1.0, 2.0, 3.0])
+    processors.add_bias(scores, {2: -100.0, 0: 0.5})
+    assert scores.tolist() == [1.5, 2.0, -97.0]
+
+
+@given(values, st.floats(0.01, 1.0))
+def test_min_p_is_relative_to_the_best(numbers: list[float], p: float) -> None:
+    scores = scores_of(numbers)
+    shares = probabilities(scores)
+    processors.keep_min_p(scores, p)
+    sure = [i for i, share in enumerate(shares) if share >= p * shares.max() * (1 + 1e-5)]
+    possible = [i for i, share in enumerate(shares) if share >= p * shares.max() * (1 - 1e-5)]
+    assert set(sure) <= set(kept(scores)) <= set(possible)
+    assert int(np.argmax(numbers)) in kept(scores)
+
+
+def test_the_grammar_comes_before_what_truncates() -> None:
+    scores = scores_of([9.0, 8.0, 1.0, 0.5])
+    parameters = GenerationParameters(max_new_tokens=1, seed=0, top_k=1)
+    assert processors.process(scores, parameters, [0], 0, np.array([False, False, True, True]))
+    assert kept(scores) == [2]
 
 
 @given(values, st.integers(1, 15))

@@ -109,7 +109,7 @@ def test_shortcuts_draw_what_the_whole_formula_draws(parameters: dict[str, Any])
     for seed in range(60):
         row = LOGITS[seed % len(LOGITS)]
         scores = row.copy()
-        process(scores, make_job([1], **parameters).parameters, [1, 2, 3])
+        process(scores, make_job([1], **parameters).parameters, [1, 2, 3], 2)
         expected = int(np.argmax(scores + gumbel(hashes(seed, 2, ids))))
         assert sample(row, generated=2, sample=True, seed=seed, **parameters).id == expected
 

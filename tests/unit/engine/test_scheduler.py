@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.support import make_job
 from workers.engine.block_pool import BlockPool
-from workers.engine.plan import StepPlan
-from workers.engine.scheduler import Scheduler
+from workers.engine.plan import Copy, StepPlan
+from workers.engine.scheduler import AGEING_SECONDS, Scheduler
 from workers.engine.sequence import Sequence
 
 
@@ -178,8 +178,258 @@ def test_invariants(contiguous: bool, actions: list[tuple[str, int, int]]) -> No
                     alive.remove(sequence)
         held = [block for sequence in scheduler.running for block in sequence.blocks]
         assert len(held) == len(set(held)) == scheduler.pool.capacity - scheduler.pool.free_blocks
-        assert all(len(s.ids) <= len(s.blocks) * 4 for s in scheduler.running)
+        assert all(s.computed <= len(s.blocks) * 4 for s in scheduler.running)
         assert {*scheduler.running, *scheduler.waiting} == set(alive)
     for sequence in alive:
         scheduler.remove(sequence)
     assert scheduler.pool.free_blocks == scheduler.pool.capacity
+
+
+# -- room
+
+
+def grow(scheduler: Scheduler, steps: int) -> list[list[str]]:
+    """Names of the sequences in each step; ones that are done leave."""
+    names = []
+    for _ in range(steps):
+        step = plan(scheduler)
+        for row in step.rows:
+            scheduler.advance(row)
+            if row.sequence.remaining == 0:
+                row.sequence.ids.append(9)
+                if row.sequence.generated >= row.sequence.job.parameters.max_new_tokens:
+                    scheduler.remove(row.sequence)
+        names.append([row.sequence.job.id for row in step.rows])
+    return names
+
+
+def test_scattered_blocks_are_taken_one_by_one() -> None:
+    scheduler = make_scheduler(blocks=20, prefill=100, contiguous=False)
+    a = add(scheduler, "a", 7, max_new_tokens=30)
+    grow(scheduler, 1)
+    assert (len(a.ids), len(a.blocks)) == (8, 2)
+    grow(scheduler, 1)
+    assert (len(a.ids), len(a.blocks)) == (9, 2)
+    grow(scheduler, 1)
+    assert (len(a.ids), len(a.blocks)) == (10, 3)
+
+
+def test_an_admission_leaves_each_running_one_a_block() -> None:
+    scheduler = make_scheduler(blocks=7, prefill=100, contiguous=False)
+    add(scheduler, "a", 12, max_new_tokens=12)
+    assert grow(scheduler, 1) == [["a"]]
+    add(scheduler, "b", 12, arrival=1, max_new_tokens=1)
+    assert not scheduler.can_admit()
+    add(scheduler, "c", 4, arrival=-1, max_new_tokens=1)
+    assert scheduler.can_admit()
+    assert grow(scheduler, 1) == [["a", "c"]]
+
+
+def test_when_blocks_run_out_the_last_one_gives_its_own() -> None:
+    scheduler = make_scheduler(blocks=9, prefill=100, contiguous=False)
+    for arrival, name in enumerate("abc"):
+        add(scheduler, name, 4, arrival=arrival, max_new_tokens=16)
+    names = grow(scheduler, 60)
+    # Each step that preempts is without the victim, and with all before it.
+    assert all(step == ["a", "b", "c"][: len(step)] or "a" not in step for step in names)
+    assert scheduler.preemptions >= 2
+    assert not scheduler.running
+    assert not scheduler.waiting
+    assert scheduler.pool.free_blocks == 8
+
+
+def test_a_step_that_preempted_admits_nothing() -> None:
+    scheduler = make_scheduler(blocks=5, prefill=100, contiguous=False)
+    a = add(scheduler, "a", 4, max_new_tokens=12)
+    b = add(scheduler, "b", 8, arrival=1, max_new_tokens=5)
+    assert grow(scheduler, 1) == [["a", "b"]]
+    add(scheduler, "c", 1, arrival=2, max_new_tokens=1)
+    a.ids.extend([9] * 4)
+    assert grow(scheduler, 1) == [["a"]]
+    assert b.blocks == []
+    assert [s.job.id for s in scheduler.waiting] == ["b", "c"]
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_interactive_takes_the_place_of_batch_at_once(contiguous: bool) -> None:
+    scheduler = make_scheduler(batch=3, prefill=100, contiguous=contiguous)
+    for arrival in range(3):
+        add(scheduler, f"batch {arrival}", 3, arrival=arrival, job_class="batch")
+    grow(scheduler, 1)
+    add(scheduler, "urgent", 3, arrival=9)
+    assert scheduler.can_admit()
+    # The last one yields in the same step, and its place in the queue is kept.
+    assert grow(scheduler, 1) == [["urgent", "batch 0", "batch 1"]]
+    assert [(s.job.id, s.computed) for s in scheduler.waiting] == [("batch 2", 0)]
+    add(scheduler, "batch 3", 3, arrival=3, job_class="batch")
+    assert [s.job.id for s in scheduler.waiting] == ["batch 2", "batch 3"]
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_batch_yields_its_memory(contiguous: bool) -> None:
+    scheduler = make_scheduler(blocks=13, prefill=100, contiguous=contiguous)
+    for arrival in range(3):
+        add(scheduler, f"batch {arrival}", 12, arrival=arrival, job_class="batch", max_new_tokens=4)
+    grow(scheduler, 1)
+    add(scheduler, "urgent", 24, arrival=9, max_new_tokens=4)
+    (step,) = grow(scheduler, 1)
+    assert step[0] == "urgent"
+    assert scheduler.preemptions == 2
+    assert grow(scheduler, 20)[-1] == []
+    assert scheduler.pool.free_blocks == 12
+
+
+def test_nobody_yields_for_what_would_not_fit_anyway() -> None:
+    scheduler = make_scheduler(blocks=13, prefill=100)
+    add(scheduler, "a", 12, max_new_tokens=12)
+    grow(scheduler, 1)
+    add(scheduler, "batch", 8, arrival=1, job_class="batch", max_new_tokens=8)
+    grow(scheduler, 1)
+    add(scheduler, "large", 24, arrival=2, max_new_tokens=8)
+    assert not scheduler.can_admit()
+    assert grow(scheduler, 1) == [["a", "batch"]]
+    assert scheduler.preemptions == 0
+
+
+def test_interactive_does_not_yield_to_interactive() -> None:
+    scheduler = make_scheduler(batch=1, prefill=100)
+    add(scheduler, "a", 3, arrival=5)
+    grow(scheduler, 1)
+    add(scheduler, "older", 3, arrival=1)
+    assert grow(scheduler, 1) == [["a"]]
+
+
+def test_batch_that_waited_long_counts_as_interactive() -> None:
+    scheduler = make_scheduler(batch=1, prefill=100)
+    old = add(scheduler, "old batch", 3, arrival=1, job_class="batch")
+    add(scheduler, "a", 3, arrival=2)
+
+    def first_of(now: float) -> str:
+        return scheduler.plan(now, lambda sequence: 0.0).rows[0].sequence.job.id
+
+    assert first_of(0.0) == "a"
+    assert first_of(AGEING_SECONDS - 1) == "a"
+    add(scheduler, "b", 3, arrival=3)
+    assert scheduler.waiting[0].job.id == "b"
+    assert first_of(AGEING_SECONDS) == "a"
+    assert scheduler.waiting[0] is old
+    scheduler.remove(scheduler.running[0])
+    assert first_of(AGEING_SECONDS) == "old batch"
+    # And it keeps its place.
+    assert first_of(AGEING_SECONDS + 1) == "old batch"
+
+
+def test_batch_prefills_get_what_interactive_ones_leave() -> None:
+    scheduler = make_scheduler(prefill=10)
+    add(scheduler, "batch", 30, job_class="batch")
+    assert shown(plan(scheduler)) == [("batch", 0, 10, 0)]
+    add(scheduler, "a", 16, arrival=1)
+    step = plan(scheduler)
+    assert shown(step) == [("a", 0, 10, 0)]
+    advance(step)
+    assert shown(plan(scheduler)) == [("a", 10, 6, 1), ("batch", 0, 4, 0)]
+
+
+# -- beginnings
+
+
+def cached(scheduler: Scheduler, name: str, ids: list[int], *, arrival: int = 0, **job: Any) -> Sequence:
+    sequence = Sequence(make_job(ids, name=name, **job), arrival, root=b"root")
+    scheduler.add(sequence)
+    return sequence
+
+
+def test_a_known_beginning_is_shared() -> None:
+    scheduler = make_scheduler(prefill=100, contiguous=False)
+    ids = list(range(1, 14))
+    a = cached(scheduler, "a", ids)
+    grow(scheduler, 1)
+    b = cached(scheduler, "b", ids, arrival=1)
+    step = plan(scheduler)
+    assert shown(step) == [("a", 13, 1, 1), ("b", 12, 1, 1)]
+    assert step.copies == []
+    assert (b.blocks[:3], scheduler.pool.shared(b.blocks[0])) == (a.blocks[:3], True)
+    assert b.blocks[3] != a.blocks[3]
+    assert (scheduler.prefix_asked_tokens, scheduler.prefix_hit_tokens) == (26, 12)
+    scheduler.remove(a)
+    scheduler.remove(b)
+    # All but the last token, even when all of it is there.
+    cached(scheduler, "c", ids[:12], arrival=2)
+    assert shown(plan(scheduler)) == [("c", 8, 4, 1)]
+
+
+def test_a_known_beginning_is_copied_into_an_extent() -> None:
+    scheduler = make_scheduler(blocks=40, prefill=100)
+    ids = list(range(1, 14))
+    a = cached(scheduler, "a", ids)
+    grow(scheduler, 1)
+    b = cached(scheduler, "b", ids, arrival=1)
+    step = plan(scheduler)
+    assert shown(step)[1] == ("b", 12, 1, 1)
+    assert step.copies == [Copy(a.blocks[i], b.blocks[i]) for i in range(3)]
+
+
+def test_a_free_extent_goes_on_where_it_lies() -> None:
+    scheduler = make_scheduler(blocks=40, prefill=100)
+    a = cached(scheduler, "a", list(range(1, 14)))
+    grow(scheduler, 1)
+    blocks = a.blocks
+    scheduler.remove(a)
+    b = cached(scheduler, "b", [*range(1, 14), 50, 51, 52, 53], arrival=1)
+    step = plan(scheduler)
+    assert shown(step) == [("b", 12, 5, 1)]
+    assert (step.copies, b.blocks[:3]) == ([], blocks[:3])
+
+
+def test_roots_and_missing_roots_share_nothing() -> None:
+    scheduler = make_scheduler(prefill=100, contiguous=False)
+    ids = list(range(1, 14))
+    cached(scheduler, "a", ids)
+    grow(scheduler, 1)
+    for name, root in (("b", b"other"), ("c", None)):
+        scheduler.add(Sequence(make_job(ids, name=name), 1, root=root))
+    assert shown(plan(scheduler))[1:] == [("b", 0, 13, 1), ("c", 0, 13, 1)]
+
+
+def test_prompt_logprobs_are_not_looked_up_but_published() -> None:
+    scheduler = make_scheduler(prefill=100, contiguous=False)
+    ids = list(range(1, 14))
+    cached(scheduler, "a", ids, prefill_logprobs=True)
+    cached(scheduler, "b", ids, arrival=1, prefill_logprobs=True)
+    grow(scheduler, 1)
+    assert scheduler.prefix_asked_tokens == 0
+    cached(scheduler, "c", ids, arrival=2)
+    assert shown(plan(scheduler))[-1] == ("c", 12, 1, 1)
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+@pytest.mark.parametrize("root", [None, b"root"])
+def test_children_begin_with_all_but_the_last_token_of_the_prompt(contiguous: bool, root: bytes | None) -> None:
+    scheduler = make_scheduler(prefill=100, contiguous=contiguous)
+    job = make_job(list(range(1, 12)))
+    parent, *children = (Sequence(job, 1, child=child, root=root) for child in range(3))
+    scheduler.add(parent)
+    scheduler.advance(plan(scheduler).rows[0])
+    scheduler.fork(parent, children)
+    parent.ids.append(9)
+    step = plan(scheduler)
+    assert [(row.sequence.child, row.start, row.count) for row in step.rows] == [(0, 11, 1), (1, 10, 1), (2, 10, 1)]
+    if contiguous:
+        assert [copy.source for copy in step.copies] == parent.blocks[:3] * 2
+    else:
+        assert all(child.blocks[:2] == parent.blocks[:2] for child in children)
+        assert step.copies == [Copy(parent.blocks[2], child.blocks[2]) for child in children]
+    assert {child.admitted_at for child in children} == {parent.admitted_at}
+
+
+def test_a_child_of_one_that_left_computes_by_itself() -> None:
+    scheduler = make_scheduler(prefill=100)
+    job = make_job(list(range(1, 12)))
+    parent, child = (Sequence(job, 1, child=child) for child in range(2))
+    scheduler.add(parent)
+    scheduler.advance(plan(scheduler).rows[0])
+    scheduler.fork(parent, [child])
+    scheduler.remove(parent)
+    step = plan(scheduler)
+    assert (step.rows[0].sequence, step.rows[0].start, step.rows[0].count) == (child, 0, 11)
+    assert step.copies == []

@@ -96,3 +96,49 @@ def test_offsets_are_bytes_and_texts_are_slices() -> None:
     tokens = [json.loads(encode(token)) for token in simple_tokens("aé🤗", encoding)]
     assert [(t["text"], t["start"], t["stop"]) for t in tokens] == [("", 0, 0), ("a", 0, 1), ("é", 1, 3), ("🤗", 3, 7)]
     assert [(t.start, t.stop) for t in simple_tokens("abc", encoding)] == [(0, 0), (0, 1), (1, 2), (2, 3)]
+
+
+def test_the_best_of_several_is_the_answer() -> None:
+    """Highest mean log probability, the first of equals; the others keep their order."""
+
+    def sequence(child: int, text: str, *logprobs: float, unfinished: int = 0) -> Tokens:
+        tokens = [Token(child, text, logprob, False) for logprob in logprobs]
+        return Tokens(0, tokens, Finish("length", len(tokens), 0.1), child, unfinished)
+
+    steps = (
+        Tokens(0, [Token(9, "x", -1.0, False)], None, 3),
+        sequence(1, "b", -0.5, -0.5, unfinished=3),
+        sequence(0, "a", -2.0, unfinished=2),
+        sequence(2, "c", -0.1, -0.9, unfinished=1),
+        Tokens(1, [Token(9, "y", -0.5, False)], Finish("length", 2, 0.1), 3),
+    )
+    asked = answer(details=True, seed=7, sibling_seeds=[8, 9, 10])
+    found = body(asked, *steps)
+    assert found["generated_text"] == "bb"
+    details = found["details"]
+    assert list(details) == ["finish_reason", "generated_tokens", "seed", "prefill", "tokens", "best_of_sequences"]
+    assert (details["seed"], details["generated_tokens"]) == (8, 2)
+    others = details["best_of_sequences"]
+    assert [(other["generated_text"], other["seed"]) for other in others] == [("a", 7), ("cc", 9), ("xy", 10)]
+    assert list(others[0]) == ["generated_text", "finish_reason", "generated_tokens", "seed", "prefill", "tokens"]
+    assert body(msgspec.structs.replace(asked, details=False), *steps) == {"generated_text": "bb"}
+
+
+def test_all_sequences_have_the_prompt_and_its_details() -> None:
+    prefill = [PrefillToken(1, "a", None)]
+    steps = (
+        Tokens(0, [Token(5, "x", -1.0, False)], Finish("length", 1, 0.1, None, prefill), 0, 1),
+        Tokens(0, [Token(6, "y", -0.5, False)], Finish("length", 1, 0.1), 1),
+    )
+    asked = answer(prefill=True, top_tokens=True, sibling_seeds=[None], full_text_of="Oh ")
+    found = body(asked, *steps)
+    (other,) = found["details"]["best_of_sequences"]
+    assert (found["generated_text"], other["generated_text"]) == ("Oh y", "Oh x")
+    assert found["details"]["prefill"] == other["prefill"] == [{"id": 1, "text": "a", "logprob": None}]
+    assert found["details"]["top_tokens"] == other["top_tokens"] == [[]]
+    assert list(found["details"])[-2:] == ["best_of_sequences", "top_tokens"]
+
+
+def test_a_child_without_an_end_is_an_error() -> None:
+    with pytest.raises(ValueError, match="without a finish"):
+        body(answer(sibling_seeds=[None]), Tokens(0, TOKENS, FINISH, 0, 1))

@@ -86,10 +86,10 @@ class Bench:
         self.freed += 1
 
     def hold(
-        self, request: str, *, replies: bool = True, prompt: int = 10, new: int = 10, **fields: Any
+        self, request: str, *, replies: bool = True, prompt: int = 10, new: int = 10, children: int = 1, **fields: Any
     ) -> FakeDelivery:
         delivery = FakeDelivery(f"tag-{request}")
-        parameters = GenerationParameters(max_new_tokens=new, seed=0)
+        parameters = GenerationParameters(max_new_tokens=new, seed=0, children=children)
         job = Job(
             id=request,
             model="m",
@@ -174,6 +174,38 @@ def test_room_counts_jobs_and_tokens_and_keeps_the_reserve_from_batch() -> None:
     bench.run("a", prompt=190)
     assert bench.dispatcher.room(QUEUES) == (1000, [Room(9, 800), Room(7, 600)])
     bench.event("a", tokens(0, last=True))
+    assert bench.dispatcher.room(QUEUES) == (1000, [Room(10, 1000), Room(8, 1000)])
+
+
+def test_batch_jobs_are_not_in_the_way_of_interactive_ones() -> None:
+    bench = Bench()
+    bench.run("a", prompt=190, job_class="batch")
+    assert bench.dispatcher.room(QUEUES) == (1000, [Room(10, 1000), Room(7, 600)])
+    bench.run("b", prompt=90)
+    assert bench.dispatcher.room(QUEUES) == (1000, [Room(9, 900), Room(6, 500)])
+    bench.event("a", tokens(0, last=True))
+    assert bench.dispatcher.room(QUEUES) == (1000, [Room(9, 900), Room(7, 700)])
+
+
+def test_children_take_room_each_and_end_their_request_together() -> None:
+    bench = Bench()
+    delivery = bench.run("a", prompt=190, children=3, replies=False)
+    assert bench.dispatcher.room(QUEUES) == (1000, [Room(7, 400), Room(5, 200)])
+    for child in (1, 0, 2):
+        bench.event("a", Tokens(0, [Token(child, f"<{child}>", None, False)], None, child))
+    for unfinished, child in ((2, 2), (1, 1)):
+        bench.event("a", Tokens(1, [], Finish("length", 1, 0.1), child, unfinished))
+    assert delivery.outcomes == []
+    bench.event("a", Tokens(1, [], Finish("length", 1, 0.1), 0))
+    (answer,) = delivery.outcomes
+    assert isinstance(answer, Answer)
+    alone = {"finish_reason": "length", "generated_tokens": 1}
+    assert answer.as_dict() == {
+        **alone,
+        "generated_text": "<0>",
+        "tokens": [0],
+        "siblings": [{**alone, "generated_text": f"<{n}>", "tokens": [n]} for n in (1, 2)],
+    }
     assert bench.dispatcher.room(QUEUES) == (1000, [Room(10, 1000), Room(8, 1000)])
 
 
@@ -329,7 +361,7 @@ class TestEngineLoss:
             assert bench.engine.given[-1] == "poison"
         (answer,) = deliveries["good"].outcomes
         assert isinstance(answer, Answer)
-        assert answer.ids == [0]
+        assert answer.as_dict()["tokens"] == [0]
         (error,) = deliveries["poison"].outcomes
         assert isinstance(error, GenerationFailed)
 

@@ -1,0 +1,64 @@
+"""The process that tries grammars, so that none can harm a web process; started by `common.grammar_checker`.
+
+Its only argument is the number of a file descriptor: a connection on which it says that it is ready (None) and then
+answers each grammar with why it is refused, or None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import sys
+from multiprocessing.connection import Connection
+
+import msgspec
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+
+from common.errors import InvalidRequest
+from common.grammar import Grammar, grammar_error
+from common.grammar_compiler import byte_tokenizer, compile_grammar
+
+MEMORY_LIMIT = 2 * 2**30
+"""Bytes of address space, far above what a grammar within the limits needs."""
+NICENESS = 5
+"""Live traffic comes first."""
+
+
+def main() -> None:
+    """Until the other side hangs up."""
+    connection = Connection(int(sys.argv[1]))
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    tokenizer = byte_tokenizer()
+    with contextlib.suppress(EOFError, OSError):
+        connection.send_bytes(msgspec.msgpack.encode(None))
+        while True:
+            reason = None
+            try:
+                grammar = msgspec.msgpack.decode(connection.recv_bytes(), type=Grammar)
+                if grammar.kind == "json":
+                    check_schema(grammar.text)
+                compile_grammar(grammar, tokenizer)
+            except InvalidRequest as error:
+                reason = error.message
+            connection.send_bytes(msgspec.msgpack.encode(reason))
+
+
+def check_schema(text: str) -> None:
+    """Whether a JSON text is a JSON Schema of draft 2020-12.
+
+    Raises:
+        InvalidRequest: says where it is not.
+    """
+    try:
+        Draft202012Validator.check_schema(json.loads(text))
+    except SchemaError as error:
+        place = "/" + "/".join(str(part) for part in error.absolute_path)
+        raise grammar_error(f"it is no JSON Schema: {error.message[:200]} at `{place}`") from None
+
+
+if __name__ == "__main__":
+    main()
