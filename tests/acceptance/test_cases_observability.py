@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 
 import httpx
 import pytest
 import redis
 
+from common.celery_app import make_app
+from common.keys import Keys
 from common.settings import Settings
 from ops.local_service import LocalService
 from tests.acceptance.native import (
     TIMEOUT,
+    Series,
     another_web_node,
     checked,
     events,
@@ -27,23 +32,22 @@ from tests.acceptance.native import (
     settled,
     until,
     value,
+    web_series,
 )
-
-Series = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def test_i02_names_clients_make_up(scripted_service: LocalService) -> None:
     """A thousand names of models, keys, ids and paths that clients make up add no series."""
     url = scripted_service.url
     refused(post(f"{url}/generate", "x", adapter_id="first"), "adapter_id")
-    before = set(samples(url))
+    before = web_series(url)
     with httpx.Client(base_url=url, timeout=TIMEOUT) as client:
         for n in range(500):
             body = {"inputs": "x", "model": f"junk-{n}", "parameters": {"adapter_id": f"junk-{n}", f"junk_{n}": n}}
             headers = {"x-request-id": f"junk-{n}", "user-agent": f"junk-{n}", "authorization": f"Bearer junk-{n}"}
             assert checked(client.post(f"/generate?junk={n}", json=body, headers=headers)).status_code == 422
             assert checked(client.get(f"/junk-{n}")).status_code == 404
-    assert set(samples(url)) == before
+    assert web_series(url) == before
 
 
 async def test_i03_counters_of_several_processes_and_nodes(scripted_service: LocalService) -> None:
@@ -54,7 +58,7 @@ async def test_i03_counters_of_several_processes_and_nodes(scripted_service: Loc
         another_web_node(scripted_service, {}) as (second, _),
     ):
         before = [samples(url) for url in (first, second)]
-        scrapes: list[list[Series]] = [[], []]
+        scrapes: list[list[Mapping[Series, float]]] = [[], []]
         over = asyncio.Event()
 
         async def scrape(client: httpx.AsyncClient) -> None:
@@ -76,7 +80,7 @@ async def test_i03_counters_of_several_processes_and_nodes(scripted_service: Loc
             over.set()
             await scraping
 
-        def served(url: str, start: Series, name: str) -> float:
+        def served(url: str, start: Mapping[Series, float], name: str) -> float:
             return value(samples(url), name) - value(start, name)
 
         for name in ("tgi_request_count", "tgi_request_success", "tgi_request_generated_tokens_count"):
@@ -94,8 +98,8 @@ async def test_i03_counters_of_several_processes_and_nodes(scripted_service: Loc
 GAUGES = re.compile(r"tgq_requests_in_flight|tgq_streams|tgq_workers|tgi_queue_size|tgi_batch_(current|max)_.*")
 
 
-def check_monotone(scrapes: list[Series]) -> None:
-    for earlier, later in zip(scrapes, scrapes[1:], strict=False):
+def check_monotone(scrapes: list[Mapping[Series, float]]) -> None:
+    for earlier, later in pairwise(scrapes):
         for key, number in earlier.items():
             if not GAUGES.fullmatch(key[0]):
                 assert later[key] >= number, key
@@ -141,8 +145,8 @@ OUR_NAMES = {
     "tgq_requests_in_flight",
     "tgq_streams",
     "tgq_workers",
-    "tgq_rejected",
-    "tgq_cancelled",
+    "tgq_rejected_total",
+    "tgq_cancelled_total",
 }
 
 
@@ -156,7 +160,7 @@ def test_i05_figures_people_look_for(scripted_service: LocalService) -> None:
     assert post(f"{url}/generate", script("x", raise_at=0)).status_code == 424
     with httpx.stream("POST", f"{url}/generate_stream", json={"inputs": script("x " * 99, step_ms=50)}) as leaving:
         next(leaving.iter_raw())
-    cancelled = ("tgq_cancelled", (("phase", "decode"),))
+    cancelled = ("tgq_cancelled_total", (("phase", "decode"),))
     until(lambda: samples(url).get(cancelled, 0) == before.get(cancelled, 0) + 1, "the cancelled request")
     # The engines' figures come with their workers' heartbeats.
     until(lambda: {name for name, _ in samples(url)} >= TGI_NAMES | OUR_NAMES, "all names")
@@ -170,12 +174,13 @@ def test_i05_figures_people_look_for(scripted_service: LocalService) -> None:
     assert grown("tgi_request_failure", err="validation") == 1
     assert grown("tgi_request_failure", err="generation") == 1
     assert grown("tgi_request_failure", err="dropped") == 1
-    assert grown("tgq_rejected", reason="validation") == 1
+    assert grown("tgq_rejected_total", reason="validation") == 1
     assert grown("tgi_request_generated_tokens_sum") == 40
     assert grown("tgq_time_to_first_token_seconds_count") == 11
     assert grown("tgq_inter_token_seconds_count") >= 10
     assert value(after, "tgq_workers", state="ready") == 1
-    assert not any("_total" in name or "model_name" in dict(labels) for name, labels in after)
+    assert not any(name.startswith("tgi_") and name.endswith("_total") for name, _ in after)
+    assert not any("model_name" in dict(labels) for _, labels in after)
 
 
 PROMPT_MARK, ANSWER_MARK, STOP_MARK = "quokkaprompt", "wombatanswer", "numbatstop"
@@ -222,6 +227,24 @@ def check_redis(url: str, marks: tuple[str, ...]) -> None:
                 "zset": lambda name=name: client.zrange(name, 0, -1),
             }[kind]()
             assert not [mark for mark in marks if mark in str(stored)], name
+
+
+def queued(settings: Settings) -> str:
+    """What a message in the queue shows to whoever lists it: its headers; the job itself is in the body."""
+    name = Keys(settings.key_prefix).queue(settings.model_id, "interactive")
+    with redis.Redis.from_url(settings.broker_url, socket_timeout=5) as client:
+        (message,) = until(lambda: client.lrange(name, 0, -1), "the message in the queue")
+    envelope = json.loads(message)
+    headers = envelope["headers"]
+    assert (headers["argsrepr"], headers["kwargsrepr"]) == ("", "")
+    return json.dumps({**envelope, "body": None})
+
+
+def inspected(settings: Settings) -> str:
+    """What Celery's own tools are told of a worker and its tasks."""
+    with make_app(settings) as app:
+        asked = app.control.inspect(timeout=2)
+        return json.dumps([asked.active(), asked.reserved(), asked.stats()], default=str)
 
 
 @pytest.mark.parametrize("cause", ["queued", "running"])
