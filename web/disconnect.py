@@ -133,7 +133,7 @@ class DisconnectWatch:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body_on_leave = any(name == b"expect" for name, _ in scope["headers"])
+        body_on_leave = any(name == b"expect" for name, _ in scope.get("headers", ()))
         lifetime = RequestLifetime(receive, send, self._send_timeout, body_on_leave=body_on_leave)
         scope[_KEY] = lifetime
         try:

@@ -7,6 +7,7 @@ import json
 import select
 import socket
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -288,7 +289,7 @@ def test_c39_request_ids(scripted_service: LocalService) -> None:
                 assert all(len(new) == 32 for new in ids)
             assert all("x-request-id" not in response.text for response in answers)
             for new in ids:
-                until(lambda new=new: log_lines(part, f'"{new}"') or log_lines(part, new), "the log line")
+                until(partial(log_lines, part, f'"request_id": "{new}"'), "the log line")
     assert post(f"{url}/generate", "").headers["x-request-id"] != post(f"{url}/generate", "").headers["x-request-id"]
 
 

@@ -51,7 +51,7 @@ def test_c04_no_limit_given(url: str, path: str) -> None:
     """Without `max_new_tokens`, absent or null, the answer has 100 tokens at most, as TGI's had."""
     for parameters in ({"details": True}, {"details": True, "max_new_tokens": None}):
         response = post(url + path, "Talk.", **parameters)
-        found = events(response)[-1] if path == "/generate_stream" else response.json()
+        found: Any = events(response)[-1] if path == "/generate_stream" else response.json()
         found = found[0] if path == "/" else found
         assert (found["details"]["finish_reason"], found["details"]["generated_tokens"]) == ("length", 100)
 
@@ -156,6 +156,20 @@ def test_c14_c15_parameters_for_later(url: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", GENERATING)
+def test_c15_c16_keys_nobody_knows(url: str, path: str) -> None:
+    """Keys that the contract does not have are let pass, as TGI does, and a header says that they had no effect."""
+    said = post(url + path, script("same"), num_beams=4, logit_bias={"1": 100}, details=True)
+    assert text_of(said) == "same"
+    assert said.headers["x-ignored-parameters"] == "parameters.num_beams, parameters.logit_bias"
+    body = {"inputs": script("same"), "model": "tgi", "a\r\nx-evil": 1, "ignored": 2, **{f"k{n}": n for n in range(99)}}
+    said = checked(httpx.post(url + path, json=body, timeout=TIMEOUT))
+    assert text_of(said) == "same"
+    assert said.headers["x-ignored-parameters"].startswith("model, ?, ignored, k0, k1")
+    assert "x-evil" not in said.headers
+    assert "x-ignored-parameters" not in post(url + path, script("same"), details=True).headers
+
+
+@pytest.mark.parametrize("path", GENERATING)
 def test_c17_nulls_are_absent(url: str, path: str) -> None:
     """Every optional field may be null, and means what leaving it out means."""
     nothing = text_of(post(url + path, script("plain"), details=False))
@@ -168,7 +182,7 @@ def test_c17_nulls_are_absent(url: str, path: str) -> None:
 
 def test_c18_seeds(url: str) -> None:
     """The same seed draws the same text, another one another; greedy ignores it; a seed chosen here can be replayed."""
-    hot = {"do_sample": True, "temperature": 50.0, "max_new_tokens": 12}
+    hot: dict[str, Any] = {"do_sample": True, "temperature": 50.0, "max_new_tokens": 12}
     first, again, other = (details(url, "x", seed=seed, **hot) for seed in (42, 42, 43))
     assert first == again
     assert first["tokens"] != other["tokens"]
@@ -177,7 +191,7 @@ def test_c18_seeds(url: str) -> None:
     assert chosen["tokens"] != next_chosen["tokens"]
     assert details(url, "x", **hot, seed=chosen["seed"]) == chosen
     assert events(post(f"{url}/generate_stream", "x", details=True, **hot, seed=9))[-1]["details"]["seed"] == 9
-    greedy = [details(url, "x", max_new_tokens=5, **seed) for seed in ({}, {"seed": 1}, {"seed": 2})]
+    greedy = [details(url, "x", max_new_tokens=5, seed=seed) for seed in (None, 1, 2)]
     assert greedy[0] == greedy[1] == greedy[2]
     assert greedy[0]["seed"] is None
 

@@ -31,7 +31,7 @@ class GenerationResource(Resource):
         generation = await open_generation(self.services, request, body, stream=False)
         events = await generation.all()
         answer = AnswerFold(generation.valid.answer).body(events)
-        response.set_headers(await prompt_headers(self.services, body.inputs))
+        response.set_headers(await prompt_headers(self.services, body))
         response.set_headers(answer_headers(generation.record))
         return encode(answer)
 
@@ -44,7 +44,7 @@ class GenerationResource(Resource):
             return [encode(event) for event in fold.stream_events(tokens)]
 
         await generation.begun()
-        response.set_headers({**await prompt_headers(self.services, body.inputs), **sse.HEADERS})
+        response.set_headers({**await prompt_headers(self.services, body), **sse.HEADERS})
         response.content_type = sse.CONTENT_TYPE
         response.stream = generation.chunks(encode_events)
 

@@ -26,7 +26,7 @@ def test_a_burst_of_connections_is_not_reset(tmp_path: Path, redis_url: str) -> 
         processes = [psutil.Process(node.process.pid), *psutil.Process(node.process.pid).children(recursive=True)]
         for process in processes:
             process.send_signal(signal.SIGSTOP)
-        stack.callback(lambda: [process.send_signal(signal.SIGCONT) for process in processes])
+            stack.callback(process.send_signal, signal.SIGCONT)
         address = urlsplit(node.url)
         waiting = set()
         for _ in range(CONNECTIONS):
