@@ -51,7 +51,7 @@ class Outbox:
         return self._kept
 
     def add(self, channel: str, request: str, attempt: int, body: FrameBody, now: float) -> None:
-        """Take a frame for a channel.
+        """Take a frame for a channel; a frame of tokens is the outbox's own from here on.
 
         Args:
             now: seconds on a monotonic clock.
@@ -67,8 +67,11 @@ class Outbox:
         else:
             weight, last = 1, isinstance(body, Failed | Cancelled)
         if isinstance(body, Tokens) and isinstance(waiting, Tokens):
-            joined = Tokens(waiting.offset, waiting.tokens + body.tokens, body.finish)
-            frames[-1] = Frame(request, attempt, len(frames) - 1, joined)
+            # In place: this frame is nobody else's yet, and while the worker is behind this is all there is to a token.
+            waiting.tokens.extend(body.tokens)
+            if last:
+                joined = Tokens(waiting.offset, waiting.tokens, body.finish)
+                frames[-1] = Frame(request, attempt, len(frames) - 1, joined)
         else:
             frames.append(Frame(request, attempt, len(frames), body))
             self._queue(key, kept, len(frames) - 1)
