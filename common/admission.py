@@ -51,6 +51,12 @@ if held > 0 then
 else
   redis.call('ZREM', KEYS[2], process)
 end
+-- After the last lease nobody may be left to clear up.
+local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
+if last then
+  redis.call('PEXPIREAT', KEYS[1], last)
+  redis.call('PEXPIREAT', KEYS[2], last)
+end
 return granted
 """
 

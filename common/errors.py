@@ -6,6 +6,7 @@ TgqError
 │   └── UnknownAdapter        422  validation
 ├── MalformedBody             400  validation
 ├── UnsupportedMediaType      415  validation
+├── BodyTimeout               408  timeout
 ├── PayloadTooLarge           413  validation
 ├── Unauthorized              401  unauthorized
 ├── RouteNotFound             404  not_found
@@ -76,6 +77,13 @@ class UnsupportedMediaType(TgqError):
 
     status = 415
     error_type = "validation"
+
+
+class BodyTimeout(TgqError):
+    """The body did not arrive in time."""
+
+    status = 408
+    error_type = "timeout"
 
 
 class PayloadTooLarge(TgqError):

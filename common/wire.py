@@ -7,6 +7,8 @@
 
 A request is the same request whoever runs it: frames carry `(request, attempt, sequence)`. `sequence` counts the frames
 of one attempt from 0 without a gap; a frame of an older attempt is stale and dropped.
+
+What comes with every token has `gc=False`: it can be in no cycle, and looking for one would cost more than the rest.
 """
 
 from __future__ import annotations
@@ -82,14 +84,14 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
 # -- engine -> submitter ------------------------------------------------------------------------------------------------
 
 
-class TopToken(Struct, frozen=True, array_like=True):
+class TopToken(Struct, frozen=True, gc=False, array_like=True):
     id: int
     text: str
     logprob: float | None
     special: bool
 
 
-class Token(Struct, frozen=True, array_like=True):
+class Token(Struct, frozen=True, gc=False, array_like=True):
     """One generated token."""
 
     id: int
@@ -100,14 +102,14 @@ class Token(Struct, frozen=True, array_like=True):
     top: list[TopToken] = []
 
 
-class PrefillToken(Struct, frozen=True, array_like=True):
+class PrefillToken(Struct, frozen=True, gc=False, array_like=True):
     id: int
     text: str
     logprob: float | None
     """None for the first token of the prompt."""
 
 
-class Finish(Struct, frozen=True, array_like=True):
+class Finish(Struct, frozen=True, gc=False, array_like=True):
     """How and with what figures a sequence ended."""
 
     reason: FinishReason
@@ -120,13 +122,13 @@ class Finish(Struct, frozen=True, array_like=True):
     prefill: list[PrefillToken] = []
 
 
-class Accepted(Struct, frozen=True, array_like=True, tag="accepted"):
+class Accepted(Struct, frozen=True, gc=False, array_like=True, tag="accepted"):
     """The engine of `worker` holds the job; from here on its submitter watches that worker."""
 
     worker: str
 
 
-class Tokens(Struct, frozen=True, array_like=True, tag="tokens"):
+class Tokens(Struct, frozen=True, gc=False, array_like=True, tag="tokens"):
     offset: int
     """Index of the first of `tokens` in the sequence (tokens generated before it)."""
     tokens: list[Token]
@@ -143,7 +145,7 @@ class Tokens(Struct, frozen=True, array_like=True, tag="tokens"):
         return self.finish is not None and self.unfinished == 0
 
 
-class Failed(Struct, frozen=True, array_like=True, tag="failed"):
+class Failed(Struct, frozen=True, gc=False, array_like=True, tag="failed"):
     """The request ended with an error (see `common.errors.error_from_worker`)."""
 
     error_type: str
@@ -152,21 +154,21 @@ class Failed(Struct, frozen=True, array_like=True, tag="failed"):
     """True when the request was not at fault and another attempt may go on from the tokens so far."""
 
 
-class Cancelled(Struct, frozen=True, array_like=True, tag="cancelled"):
+class Cancelled(Struct, frozen=True, gc=False, array_like=True, tag="cancelled"):
     """The request was cancelled; its slot is free."""
 
 
 FrameBody = Accepted | Tokens | Failed | Cancelled
 
 
-class Frame(Struct, frozen=True, array_like=True):
+class Frame(Struct, frozen=True, gc=False, array_like=True):
     request: str
     attempt: int
     sequence: int
     body: FrameBody
 
 
-class StepFrames(Struct, frozen=True, array_like=True):
+class StepFrames(Struct, frozen=True, gc=False, array_like=True):
     """What one engine step has for one submitter process: one pub/sub message."""
 
     version: int
@@ -283,7 +285,7 @@ class Ready(Struct, frozen=True, tag="ready"):
     card: ModelCard
 
 
-class JobEvent(Struct, frozen=True, array_like=True):
+class JobEvent(Struct, frozen=True, gc=False, array_like=True):
     """One frame before its worker has numbered it."""
 
     request: str
@@ -291,7 +293,7 @@ class JobEvent(Struct, frozen=True, array_like=True):
     body: FrameBody
 
 
-class EngineOutput(Struct, frozen=True, tag="output"):
+class EngineOutput(Struct, frozen=True, gc=False, tag="output"):
     """What one engine step produced."""
 
     events: list[JobEvent]

@@ -1,7 +1,8 @@
-"""gunicorn's ASGI worker, stopping as soon as its last request is over.
+"""gunicorn's ASGI worker, stopping as soon as its last request is over, with the backlog it was given.
 
 gunicorn 27 counts open connections, not running requests, when it drains: a client's idle keep-alive connection would
 hold a stopping web process for the whole grace period. Idle connections are closed here when the stop begins.
+It also hands its sockets to asyncio without the backlog, which then is 100: a burst of clients would be reset.
 """
 
 from __future__ import annotations
@@ -29,12 +30,21 @@ class _KnownProtocol(ASGIProtocol):  # type: ignore[misc]  # gunicorn has no typ
 
 
 class DrainingWorker(gasgi.ASGIWorker):  # type: ignore[misc]  # gunicorn has no types
-    """Closes idle connections before it waits for the others."""
+    """Restores the listen backlog at its first sign of life; closes idle connections before it waits for the others."""
+
+    _backlog_restored = False
 
     def init_process(self) -> None:
         # The worker looks its protocol up in its module, once for each connection.
         gasgi.ASGIProtocol = _KnownProtocol
         super().init_process()
+
+    def notify(self) -> None:
+        super().notify()
+        if self.servers and not self._backlog_restored:
+            self._backlog_restored = True
+            for listener in self.sockets:
+                listener.sock.listen(self.cfg.backlog)
 
     async def _shutdown(self) -> None:
         for server in self.servers:

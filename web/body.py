@@ -7,10 +7,12 @@ import re
 
 from falcon.asgi import Request
 
-from common.errors import PayloadTooLarge, UnsupportedMediaType
+from common.errors import BodyTimeout, PayloadTooLarge, UnsupportedMediaType
 
 _JSON = re.compile(r"application/([^;/\s]+\+)?json\s*(;|$)", re.IGNORECASE)
 _DISCARD_SECONDS = 2.0
+_SILENCE_SECONDS = 30.0
+"""A client that sends no further part of its body for this long is given up."""
 
 
 async def read_json_body(request: Request, limit: int) -> bytes:
@@ -18,6 +20,7 @@ async def read_json_body(request: Request, limit: int) -> bytes:
 
     Raises:
         UnsupportedMediaType: the content type is neither `application/json` nor `application/*+json`.
+        BodyTimeout: the client stopped sending.
         PayloadTooLarge: more than `limit` bytes, announced or sent.
     """
     if not _JSON.match(request.content_type or ""):
@@ -28,7 +31,7 @@ async def read_json_body(request: Request, limit: int) -> bytes:
         raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
-    while chunk := await request.stream.read(65536):
+    while chunk := await _read(request):
         size += len(chunk)
         if size > limit:
             chunks.clear()
@@ -36,6 +39,14 @@ async def read_json_body(request: Request, limit: int) -> bytes:
             raise _too_large(limit)
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+async def _read(request: Request) -> bytes:
+    try:
+        async with asyncio.timeout(_SILENCE_SECONDS):
+            return await request.stream.read(65536)
+    except TimeoutError:
+        raise BodyTimeout from None
 
 
 async def _discard(request: Request, limit: int) -> None:

@@ -27,7 +27,11 @@ Cause = Literal["client_closed", "client_too_slow"]
 class RequestLifetime:
     """One request: what it holds, and whether its client still wants the answer."""
 
-    def __init__(self, receive: Receive, send: Send, send_timeout: float) -> None:
+    def __init__(self, receive: Receive, send: Send, send_timeout: float, *, body_on_leave: bool = False) -> None:
+        """
+        Args:
+            body_on_leave: the client waits for leave to send its body (`Expect: 100-continue`).
+        """
         self.stack = ExitStack()
         """Closed when the request is over, however it ends. Callbacks must not block."""
         self.gone: Cause | None = None
@@ -41,6 +45,7 @@ class RequestLifetime:
         self._timer: asyncio.TimerHandle | None = None
         self._sending_since: float | None = None
         self._complete = False
+        self._body_on_leave = body_on_leave
 
     @staticmethod
     def of(scope: Scope) -> RequestLifetime:
@@ -54,6 +59,11 @@ class RequestLifetime:
             self._arm()
 
     async def receive(self) -> Mapping[str, Any]:
+        if self._body_on_leave:
+            # Falcon takes a first event before it looks at the request. The server would give leave then, and wait for a
+            # body that may have to be refused for its size.
+            self._body_on_leave = False
+            return {"type": "http.request", "body": b"", "more_body": True}
         message = await self._server_receive()
         if message["type"] == "http.disconnect":
             self._leave("client_closed")
@@ -123,7 +133,8 @@ class DisconnectWatch:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        lifetime = RequestLifetime(receive, send, self._send_timeout)
+        body_on_leave = any(name == b"expect" for name, _ in scope.get("headers", ()))
+        lifetime = RequestLifetime(receive, send, self._send_timeout, body_on_leave=body_on_leave)
         scope[_KEY] = lifetime
         try:
             with lifetime.stack:

@@ -7,6 +7,7 @@ from typing import get_args
 from common.admission import Admission
 from common.client.generation import GenerationClient
 from common.engine_metrics import EngineTotals
+from common.garbage import settle_heap
 from common.limits import resolve_limits
 from common.metrics import WebMetrics, multiprocess_directory
 from common.model_files import find_model
@@ -46,6 +47,7 @@ class Services:
         """Connect; when Redis is away the process starts all the same and answers 503 until it is there."""
         await self.client.start()
         await self.admission.start()
+        settle_heap()
 
     async def stop(self) -> None:
         """Cancel what still runs, give back the permits, disconnect; bounded by the Redis timeouts."""

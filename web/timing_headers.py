@@ -1,15 +1,25 @@
-"""TGI's response headers: what computed, how long each stage took, how many tokens."""
+"""TGI's response headers: what computed, how long each stage took, how many tokens; and what of the body had no effect."""
 
 from __future__ import annotations
 
+import re
+
+from common.protocols.tgi_request import GenerateRequest
 from web.request_record import RequestRecord
 from web.services import Services
 
+_PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_IGNORED_SHOWN = 20
 
-async def prompt_headers(services: Services, prompt: str) -> dict[str, str]:
+
+async def prompt_headers(services: Services, body: GenerateRequest) -> dict[str, str]:
     """Headers of every successful generation, streams too."""
     card = await services.workers.card()
-    return {"x-compute-type": card.device_type if card else "unknown", "x-compute-characters": str(len(prompt))}
+    headers = {"x-compute-type": card.device_type if card else "unknown", "x-compute-characters": str(len(body.inputs))}
+    ignored = [name if _PLAIN.fullmatch(name) else "?" for name in body.ignored[:_IGNORED_SHOWN]]
+    if ignored:
+        headers["x-ignored-parameters"] = ", ".join(ignored)
+    return headers
 
 
 def answer_headers(record: RequestRecord, generated: int) -> dict[str, str]:

@@ -8,6 +8,7 @@ import importlib
 import multiprocessing
 import os
 import queue
+import select
 import signal
 import sys
 import threading
@@ -159,9 +160,11 @@ class EngineProcess:
         quiet_since = time.monotonic()
         failure = None
         told_to_leave_at: float | None = None
+        readable = select.poll()  # `Connection.poll` makes a selector anew every time, once for each step here
+        readable.register(pipe.fileno(), select.POLLIN)
         while True:
             try:
-                heard = pipe.poll(TICK_SECONDS)
+                heard = bool(readable.poll(TICK_SECONDS * 1000))
                 if heard:
                     message = decode_from_engine(pipe.recv_bytes())
                     if isinstance(message, EngineFailure):

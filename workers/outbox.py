@@ -51,7 +51,7 @@ class Outbox:
         return self._kept
 
     def add(self, channel: str, request: str, attempt: int, body: FrameBody, now: float) -> None:
-        """Take a frame for a channel.
+        """Take a frame for a channel; a frame of tokens is the outbox's own from here on.
 
         Args:
             now: seconds on a monotonic clock.
@@ -70,8 +70,11 @@ class Outbox:
         if isinstance(body, Tokens) and joins is not None:
             waiting = frames[joins].body
             assert isinstance(waiting, Tokens)
-            joined = Tokens(waiting.offset, waiting.tokens + body.tokens, body.finish, body.child, body.unfinished)
-            frames[joins] = Frame(request, attempt, joins, joined)
+            # In place: this frame is nobody else's yet, and while the worker is behind this is all there is to a token.
+            waiting.tokens.extend(body.tokens)
+            if body.finish is not None:
+                joined = Tokens(waiting.offset, waiting.tokens, body.finish, body.child, body.unfinished)
+                frames[joins] = Frame(request, attempt, joins, joined)
         else:
             frames.append(Frame(request, attempt, len(frames), body))
             self._queue(key, kept, len(frames) - 1)

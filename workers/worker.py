@@ -22,6 +22,7 @@ from celery.worker import state as celery_state
 
 from common.celery_app import UNACKED_FOREVER_SECONDS, make_app
 from common.errors import DeadlineExceeded
+from common.garbage import settle_heap
 from common.keys import Keys
 from common.redis_clients import sync_redis
 from common.settings import Settings
@@ -97,6 +98,7 @@ class Worker:
                 return 0 if self._drain.requested else 1
             self._control.start()
             self._heartbeat.beat_now()
+            settle_heap()
             log.info("worker_ready", worker=self.id, model=self._settings.model_id)
             return self._consume()
         finally:

@@ -1,7 +1,7 @@
 """From the bytes of a request body to a checked pydantic model, with errors that name field and reason.
 
 Typing is TGI's (serde): no coercion at all ("5" is no number, 10.0 and true are no integers) save that a float takes an
-integer; unknown keys are ignored. One thing is more lenient: an explicit null means that the key is absent.
+integer; unknown keys are kept apart (`model_extra`) and have no effect. One thing is more lenient: an explicit null means that the key is absent.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ UInt64 = Annotated[int, Field(ge=0, lt=2**64)]
 class RequestModel(BaseModel):
     """Base of every request body."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
     @model_validator(mode="before")
     @classmethod

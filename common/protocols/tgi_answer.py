@@ -18,7 +18,7 @@ from common.wire import PrefillToken as WirePrefillToken
 from common.wire import Token as WireToken
 
 
-class Token(Struct, frozen=True):
+class Token(Struct, frozen=True, gc=False):
     id: int
     text: str
     logprob: float | None
@@ -31,14 +31,14 @@ class PrefillToken(Struct, frozen=True):
     logprob: float | None
 
 
-class StreamDetails(Struct, frozen=True):
+class StreamDetails(Struct, frozen=True, gc=False):
     finish_reason: FinishReason
     generated_tokens: int
     seed: int | None
     input_length: int
 
 
-class StreamEvent(Struct, frozen=True):
+class StreamEvent(Struct, frozen=True, gc=False):
     index: int
     """Position of the token in the answer, from 1."""
     token: Token

@@ -67,6 +67,11 @@ class GenerateRequest(RequestModel):
     # Without any `parameters` TGI samples; with an empty object it is greedy.
     parameters: GenerateParameters = Field(default_factory=lambda: GenerateParameters(do_sample=True))
 
+    @property
+    def ignored(self) -> list[str]:
+        """Paths of the keys that have no effect, as the client spelled them."""
+        return [*(self.model_extra or {}), *(f"parameters.{name}" for name in self.parameters.model_extra or {})]
+
 
 class CompatGenerateRequest(GenerateRequest):
     """Body of `POST /`: chooses between an answer and a stream."""

@@ -111,7 +111,7 @@ class Service:
         self._view.done()
         for child in self._children:
             child.works = True
-        print(welcome(self._settings, self._address), flush=True)
+        print(welcome(self._settings, self._address, embedded_redis=self._redis is not None), flush=True)
 
     def _keep_running(self) -> None:
         while True:

@@ -28,6 +28,9 @@ def curl_line(settings: Settings, address: str) -> str:
     return f"curl {address}/generate {' '.join(headers)} -d {shlex.quote(body)}"
 
 
-def welcome(settings: Settings, address: str) -> str:
-    """What `tgq serve` prints when it is ready."""
-    return f"Ready: {settings.model_id} on {address}\n\n  {curl_line(settings, address)}\n"
+def welcome(settings: Settings, address: str, *, embedded_redis: bool) -> str:
+    """What `tgq serve` prints when it is ready; the Redis it started is on a port nobody can guess."""
+    lines = [f"Ready: {settings.model_id} on {address}", "", f"  {curl_line(settings, address)}", ""]
+    if embedded_redis:
+        lines += [f"For `tgq ps` in another terminal: export REDIS_URL={settings.redis_url}", ""]
+    return "\n".join(lines)

@@ -12,13 +12,14 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from ops.local_service import LocalService, Part
 from tests.contract.tgi import check_answer
 
 GENERATING = ("/", "/generate", "/generate_stream")
 TIMEOUT = 60.0
+Series = tuple[str, tuple[tuple[str, str], ...]]
+"""Name and labels of one line of `/metrics`."""
 
 
 def script(text: str | None = None, **fields: Any) -> str:
@@ -90,17 +91,26 @@ def refused(response: httpx.Response, named: str) -> str:
     return message
 
 
-def samples(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def samples(url: str) -> dict[Series, float]:
     """Every series of `/metrics`: (name, labels) -> value."""
     text = checked(httpx.get(f"{url}/metrics", timeout=TIMEOUT)).text
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    # By hand: the parser of Prometheus' own library gives counters other names than they have.
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return {_series(line): float(line.rpartition(" ")[2]) for line in lines}
 
 
-def value(series: Mapping[tuple[str, tuple[tuple[str, str], ...]], float], name: str, **labels: str) -> float:
+def _series(line: str) -> Series:
+    name = re.match(r"[a-zA-Z_:][\w:]*", line)
+    assert name, line
+    return name[0], tuple(sorted(re.findall(r'(\w+)="([^"]*)"', line)))
+
+
+def web_series(url: str) -> set[Series]:
+    """The series a web node makes itself; those of the engines come with the workers' heartbeats."""
+    return {series for series in samples(url) if not series[0].startswith("tgi_batch_")}
+
+
+def value(series: Mapping[Series, float], name: str, **labels: str) -> float:
     return series.get((name, tuple(sorted(labels.items()))), 0.0)
 
 

@@ -64,7 +64,7 @@ class Observer:
         return sum(record.waiting for record in self.workers())
 
     def queued(self) -> int:
-        return sum(int(cast("int", self.redis.llen(queue))) for queue in self._queues)
+        return sum([int(str(self.redis.llen(queue))) for queue in self._queues])
 
     def permits(self) -> int:
         """Permits held by all web processes."""
@@ -79,7 +79,7 @@ class Observer:
         return {key for key in self.redis.scan_iter(count=1000) if self.redis.ttl(key) == -1}
 
     def unacknowledged(self) -> int:
-        return sum(int(cast("int", self.redis.hlen(KEYS.unacked(record.id)))) for record in self.workers())
+        return sum([int(str(self.redis.hlen(KEYS.unacked(record.id)))) for record in self.workers()])
 
     def idle(self) -> bool:
         """Whether no trace of a request is left in Redis and at the workers, engines included."""

@@ -52,7 +52,7 @@ def test_c04_no_limit_given(url: str, path: str) -> None:
     limit = httpx.get(url + "/info", timeout=TIMEOUT).json()["max_total_tokens"]
     for parameters, total in (({"details": True}, None), ({"details": True, "max_new_tokens": None}, limit)):
         response = post(url + path, "Talk.", **parameters)
-        found = events(response)[-1] if path == "/generate_stream" else response.json()
+        found: Any = events(response)[-1] if path == "/generate_stream" else response.json()
         details = (found[0] if path == "/" else found)["details"]
         expected = 100 if total is None else total - len(post(f"{url}/tokenize", "Talk.").json())
         assert (details["finish_reason"], details["generated_tokens"]) == ("length", expected)
@@ -145,7 +145,7 @@ def test_c12_values_at_the_edge(url: str, parameters: dict[str, Any]) -> None:
 def test_c15_logit_bias(url: str, path: str) -> None:
     """It forces tokens, bans them, and is refused when it is wrong; never ignored."""
     first, other = (post(f"{url}/tokenize", text).json()[0] for text in ("plain", "zebra"))
-    plain = {"max_new_tokens": 1, "details": False}
+    plain: dict[str, Any] = {"max_new_tokens": 1, "details": False}
     assert text_of(post(url + path, script("plain"), **plain)) == "plain"
     assert text_of(post(url + path, script("plain"), **plain, logit_bias={str(first["id"]): -100})) != "plain"
     assert text_of(post(url + path, script("plain"), **plain, logit_bias={str(other["id"]): 100})) == other["text"]
@@ -157,6 +157,20 @@ def test_c15_logit_bias(url: str, path: str) -> None:
 def test_c38_unknown_adapters(url: str, path: str) -> None:
     """Never the base model instead."""
     refused(post(url + path, "x", adapter_id="mine"), "`adapter_id`")
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_c16_keys_nobody_knows(url: str, path: str) -> None:
+    """Keys that the contract does not have are let pass, as TGI does, and a header says that they had no effect."""
+    said = post(url + path, script("same"), num_beams=4, early_stopping=True, details=True)
+    assert text_of(said) == "same"
+    assert said.headers["x-ignored-parameters"] == "parameters.num_beams, parameters.early_stopping"
+    body = {"inputs": script("same"), "model": "tgi", "a\r\nx-evil": 1, "ignored": 2, **{f"k{n}": n for n in range(99)}}
+    said = checked(httpx.post(url + path, json=body, timeout=TIMEOUT))
+    assert text_of(said) == "same"
+    assert said.headers["x-ignored-parameters"].startswith("model, ?, ignored, k0, k1")
+    assert "x-evil" not in said.headers
+    assert "x-ignored-parameters" not in post(url + path, script("same"), details=True).headers
 
 
 @pytest.mark.parametrize("path", GENERATING)
@@ -172,7 +186,7 @@ def test_c17_nulls_are_absent(url: str, path: str) -> None:
 
 def test_c18_seeds(url: str) -> None:
     """The same seed draws the same text, another one another; greedy ignores it; a seed chosen here can be replayed."""
-    hot = {"do_sample": True, "temperature": 50.0, "max_new_tokens": 12}
+    hot: dict[str, Any] = {"do_sample": True, "temperature": 50.0, "max_new_tokens": 12}
     first, again, other = (details(url, "x", seed=seed, **hot) for seed in (42, 42, 43))
     assert first == again
     assert first["tokens"] != other["tokens"]
@@ -181,7 +195,7 @@ def test_c18_seeds(url: str) -> None:
     assert chosen["tokens"] != next_chosen["tokens"]
     assert details(url, "x", **hot, seed=chosen["seed"]) == chosen
     assert events(post(f"{url}/generate_stream", "x", details=True, **hot, seed=9))[-1]["details"]["seed"] == 9
-    greedy = [details(url, "x", max_new_tokens=5, **seed) for seed in ({}, {"seed": 1}, {"seed": 2})]
+    greedy = [details(url, "x", max_new_tokens=5, seed=seed) for seed in (None, 1, 2)]
     assert greedy[0] == greedy[1] == greedy[2]
     assert greedy[0]["seed"] is None
 

@@ -153,7 +153,8 @@ def test_a12_an_empty_stop_string(url: str, path: str) -> None:
 @pytest.mark.parametrize("path", GENERATING)
 def test_a13_odd_shapes_of_stop(url: str, path: str) -> None:
     """Null and an empty list are no stop strings; anything else than up to four strings in a list is refused."""
-    for none in (None, []):
+    nothing: list[Any] = [None, []]
+    for none in nothing:
         assert text_of(post(url + path, script("all of it"), stop=none)) == "all of it"
     for wrong in ("x", [None], [1], {"0": "x"}, ["1", "2", "3", "4", "5"]):
         message = refused(post(url + path, script("text"), stop=wrong), "stop")

@@ -6,9 +6,9 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-from text_generation import AsyncClient, Client
-from text_generation.errors import GenerationError, OverloadedError, ValidationError
-from text_generation.types import FinishReason, StreamResponse
+from text_generation import AsyncClient, Client  # type: ignore[import-untyped]
+from text_generation.errors import GenerationError, OverloadedError, ValidationError  # type: ignore[import-untyped]
+from text_generation.types import FinishReason, StreamResponse  # type: ignore[import-untyped]
 
 from ops.local_service import LocalService
 from tests.acceptance.native import Occupied, another_web_node, script

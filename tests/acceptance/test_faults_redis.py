@@ -36,6 +36,20 @@ async def client(service: LocalService) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+def go_away(server: EmbeddedRedis, how: str) -> None:
+    if how == "kill":
+        server.kill()
+    else:
+        server.freeze()
+
+
+def come_back(server: EmbeddedRedis, how: str) -> None:
+    if how == "kill":
+        server.start()
+    else:
+        server.thaw()
+
+
 async def is_away(client: httpx.AsyncClient) -> None:
     """All generation routes refuse in time, from the first request on and many at a time; what needs no Redis goes on."""
     await asyncio.gather(*(refused(client, path) for path in ("/generate", "/generate_stream", "/")))
@@ -89,17 +103,11 @@ async def is_back(client: httpx.AsyncClient) -> None:
 async def test_away_and_back(service: LocalService, server: EmbeddedRedis, client: httpx.AsyncClient, how: str) -> None:
     with Observer(service) as seen:
         processes = named_processes(service, seen)
-    if how == "kill":
-        server.kill()
-    else:
-        server.freeze()
+    go_away(server, how)
     try:
         await is_away(client)
     finally:
-        if how == "kill":
-            server.start()
-        else:
-            server.thaw()
+        come_back(server, how)
     await is_back(client)
     assert_alive(*service.web, *service.workers)
     with Observer(service) as seen:
@@ -116,19 +124,29 @@ async def test_a_stream_outlasts_it(
     text = "This goes on whatever happens 🙂 " * 12
     stream = await start_stream(client, script(text, step_ms=20))
     heard = asyncio.create_task(stream.finish())
-    if how == "kill":
-        server.kill()
-    else:
-        server.freeze()
+    go_away(server, how)
     await refused(client, "/generate")
-    if how == "kill":
-        server.start()
-    else:
-        server.thaw()
+    come_back(server, how)
     async with asyncio.timeout(30):
         assert await heard == text
     assert stream.stream.text == text
     await is_back(client)
     with Observer(service) as seen:
         await seen.until_idle()
+    assert await in_flight(client) == 0
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+async def test_a_client_that_leaves_meanwhile_is_not_forgotten(
+    service: LocalService, server: EmbeddedRedis, client: httpx.AsyncClient, how: str
+) -> None:
+    stream = await start_stream(client, script("for nobody ", repeat=900, step_ms=20))
+    go_away(server, how)
+    await stream.leave()
+    await refused(client, "/generate")
+    come_back(server, how)
+    with Observer(service) as seen:
+        await until(lambda: len(seen.workers()) == 1, 5, "the worker's heartbeat")
+        await seen.until_idle()
+    await is_back(client)
     assert await in_flight(client) == 0

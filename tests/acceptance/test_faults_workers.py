@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -64,9 +65,9 @@ async def streams_by_worker(
     spare: list[LongStream] = []
     while min(map(len, streams)) < slots:
         before = seen.worker(first.pid).running
-        total = sum(map(len, streams)) + len(spare)
+        total = seen.running()
         stream = await start_stream(client, prompt)
-        await until(lambda total=total: seen.running() == total + 1, 5, "the stream in an engine")
+        await until(partial(runs, seen, total + 1), 5, "the stream in an engine")
         mine = streams[0] if seen.worker(first.pid).running > before else streams[1]
         (mine if len(mine) < slots else spare).append(stream)
     for stream in spare:
@@ -75,11 +76,15 @@ async def streams_by_worker(
     return streams
 
 
+def runs(seen: Observer, count: int) -> bool:
+    return seen.running() == count
+
+
 async def test_a_killed_worker_ends_its_own_streams_only(
     service: LocalService, client: httpx.AsyncClient, seen: Observer
 ) -> None:
     doomed, other = service.workers
-    prompt = script("again and again ", repeat=80, step_ms=50)
+    prompt = script("again and again ", repeat=50, step_ms=50)
     lost, survivors = await streams_by_worker(client, seen, doomed, prompt, 1)
     engine = seen.worker(doomed.pid).engine_pid
     doomed.kill()
@@ -89,13 +94,40 @@ async def test_a_killed_worker_ends_its_own_streams_only(
         "error": "The worker that ran the request is gone",
         "error_type": "incomplete_generation",
     }
-    assert ("again and again " * 80).startswith(lost[0].stream.text)
+    assert ("again and again " * 50).startswith(lost[0].stream.text)
     await until(lambda: not Path(f"/proc/{engine}").exists(), 5, "the end of its engine")
     assert await generate(client, script("Served by the other.")) == "Served by the other."
-    assert await survivors[0].finish() == "again and again " * 80
+    assert await survivors[0].finish() == "again and again " * 50
     await seen.until_idle()
     assert await in_flight(client) == 0
     assert_alive(other, *service.web)
+
+
+async def test_a_frozen_worker_is_given_up_and_may_come_back(
+    service: LocalService, client: httpx.AsyncClient, seen: Observer
+) -> None:
+    frozen, other = service.workers
+    prompt = script("again and again ", repeat=50, step_ms=50)
+    lost, survivors = await streams_by_worker(client, seen, frozen, prompt, 1)
+    engine = seen.worker(frozen.pid).engine_pid
+    os.kill(frozen.pid, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(DEAD_AFTER + 3):
+            await lost[0].finish()
+        assert lost[0].stream.error is not None
+        assert lost[0].stream.error["error_type"] == "incomplete_generation"
+        assert await generate(client, script("Served by the other.")) == "Served by the other."
+    finally:
+        os.kill(frozen.pid, signal.SIGCONT)
+    await until(lambda: len(seen.workers()) == 2, 5, "the worker's return")
+    await until(lambda: seen.worker(frozen.pid).running == 0, 5, "the end of the request nobody waits for")
+    assert seen.worker(frozen.pid).engine_pid == engine
+    await survivors[0].leave()
+    await seen.until_idle()
+    both = [await streams_by_worker(client, seen, frozen, script("as before ", repeat=5, step_ms=20), 1)]
+    for stream in (*both[0][0], *both[0][1]):
+        assert await stream.finish() == "as before " * 5
+    assert_alive(frozen, other, *service.web)
 
 
 async def test_a_worker_told_to_stop_finishes_what_runs(

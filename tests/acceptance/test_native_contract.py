@@ -85,12 +85,13 @@ def test_errors_of_streams_before_the_first_token_have_a_status(
 ) -> None:
     url, stream = scripted_service.url + where["path"], {k: v for k, v in where.items() if k == "stream"}
     failing = script("never", raise_at=0)
-    for prompt, parameters, status, kind in (
+    cases: list[tuple[str, dict[str, Any], int, str]] = [
         ("x", {"temperature": -1}, 422, "validation"),
         ("", {}, 422, "validation"),
         ("x", {"best_of": 2}, 422, "validation"),
         (failing, {}, 424, "generation"),
-    ):
+    ]
+    for prompt, parameters, status, kind in cases:
         told = post(url, prompt, **parameters, **stream)
         assert (told.status_code, told.headers["content-type"]) == (status, "application/json")
         event = post(url, prompt, headers=EVENTS_ALONE, **parameters, **stream)

@@ -30,7 +30,7 @@ PROMPTS = [
     "def add(a, b):\n    return",
     "Ein Mann geht über die Straße und",
     "🤗",
-    "It was a dark and stormy night. " * 30 + "Then",
+    "It was a dark and stormy night. " * 20 + "Then",
 ]
 COMPANY = [
     {"inputs": f"Number {n} on the list of things to do is", "parameters": parameters}
@@ -62,7 +62,7 @@ class Reference:
         return AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32)
 
     def ids(self, text: str) -> list[int]:
-        return list(self.tokenizer(text)["input_ids"])
+        return list(self.tokenizer.encode(text))
 
     def continuation(self, text: str, new_tokens: int) -> list[int]:
         ids = torch.tensor([self.ids(text)])
@@ -100,7 +100,7 @@ def token_ids(details: dict[str, Any]) -> list[int]:
 
 def test_the_capital_of_france(url: str, reference: Reference) -> None:
     turns = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = reference.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    prompt = str(reference.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
     said = answer(url, prompt)
     assert "Paris" in said["generated_text"]
     assert said["details"]["finish_reason"] == "eos_token"
@@ -137,11 +137,10 @@ async def test_the_same_answer_in_any_company(url: str) -> None:
 
         alone = [await ask(body) for body in mine]
         assert alone[0]["generated_text"] != alone[1]["generated_text"]
-        for _ in range(2):
-            for body, expected in zip(mine, alone, strict=True):
-                said, *_ = await asyncio.gather(ask(body), *(ask(other) for other in COMPANY))
-                # Log probabilities too: the logits are the same bits.
-                assert said == expected
+        for body, expected in zip(mine, alone, strict=True):
+            said, *_ = await asyncio.gather(ask(body), *(ask(other) for other in COMPANY))
+            # Log probabilities too: the logits are the same bits.
+            assert said == expected
 
 
 def test_log_probabilities_are_the_model_s(url: str, reference: Reference) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import httpx
@@ -10,7 +12,7 @@ import pytest
 
 from ops.local_service import LocalService
 from tests.acceptance.clients import LongStream, body, generate, http_client, script, start_stream
-from tests.acceptance.observation import Observer, assert_alive, in_flight, until
+from tests.acceptance.observation import Observer, assert_alive, children, in_flight, until
 
 SLOTS = 2
 LIMIT = 12
@@ -83,6 +85,33 @@ async def refuses_connections(url: str) -> bool:
         except httpx.TransportError:
             return True
     return False
+
+
+async def test_a_killed_process_is_replaced_and_leaves_nothing(
+    service: LocalService, client: httpx.AsyncClient
+) -> None:
+    """The process that serves, below the node's master."""
+    url = service.url
+    (doomed,) = children(service.web[0].pid)
+    with Observer(service) as seen:
+        (lost,) = await streams(client, url, "lost", 1, repeat=500, step_ms=20)
+        os.kill(doomed, signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            await lost.finish()
+        await until(lambda: healthy(url), 20, "another process")
+        assert children(service.web[0].pid) != [doomed]
+        assert await generate(client, script("In its place."), url=url) == "In its place."
+        await seen.until_idle(12)
+        assert len(seen.reply_channels()) == 2
+    assert await in_flight(client, url) == 0
+
+
+async def healthy(url: str) -> bool:
+    async with http_client() as client:
+        try:
+            return (await client.get(f"{url}/health")).status_code == 200
+        except httpx.TransportError:
+            return False
 
 
 async def test_a_killed_nodes_permits_are_free_and_its_jobs_stop(

@@ -20,6 +20,7 @@ _EXPOSE_HEADERS = ", ".join(
         "x-time-per-token",
         "x-prompt-tokens",
         "x-generated-tokens",
+        "x-ignored-parameters",
     )
 )
 _MAX_AGE_SECONDS = "600"

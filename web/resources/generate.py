@@ -32,7 +32,7 @@ class GenerationResource(Resource):
         events = await generation.all()
         fold = AnswerFold(generation.valid.answer)
         answer = fold.body(events)
-        response.set_headers(await prompt_headers(self.services, body.inputs))
+        response.set_headers(await prompt_headers(self.services, body))
         response.set_headers(answer_headers(generation.record, fold.generated_tokens))
         return encode(answer)
 
@@ -45,7 +45,7 @@ class GenerationResource(Resource):
             return [encode(event) for event in fold.stream_events(tokens)]
 
         await generation.begun()
-        response.set_headers({**await prompt_headers(self.services, body.inputs), **sse.HEADERS})
+        response.set_headers({**await prompt_headers(self.services, body), **sse.HEADERS})
         response.content_type = sse.CONTENT_TYPE
         response.stream = generation.chunks(encode_events)
 

@@ -7,7 +7,6 @@ broke, 3 the model could not be loaded.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import signal
 import sys
@@ -17,6 +16,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
+from common.garbage import settle_heap
 from common.limits import resolve_limits
 from common.logs import configure_logging
 from common.model_files import find_model
@@ -88,8 +88,7 @@ def run(connection: Connection, settings: Settings) -> None:
         with contextlib.suppress(OSError):
             send(EngineFailure(message))
         sys.exit(EXIT_NOT_LOADED)
-    gc.collect()
-    gc.freeze()  # What was loaded stays: collections need not look at it again.
+    settle_heap()
     try:
         send(Ready(runner.card))
         _serve(connection, Engine(runner, tokenizer, settings), runner, send)

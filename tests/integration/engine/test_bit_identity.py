@@ -78,7 +78,7 @@ def test_a_freed_extent_leaks_nothing_to_its_next_owner(
     ids = prose[200:270]
     clean = driver.whole(ids)
     # What a sequence whose values overflowed would leave behind.
-    pool = runner._backend.pool  # type: ignore[attr-defined]
+    pool = runner._backend.pool
     left = slice(runner.block_size, 6 * runner.block_size)
     for tensor in (*pool.keys.values(), *pool.values.values()):
         tensor[left].fill_(float("nan"))

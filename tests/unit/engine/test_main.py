@@ -27,6 +27,7 @@ from common.wire import (
     EngineFailure,
     EngineOutput,
     JobEvent,
+    LoadProgress,
     Ready,
     Shutdown,
     ToEngine,
@@ -186,9 +187,13 @@ def test_a_message_nobody_can_read_is_passed_over(shared: Child, tokenizer: Toke
 
 
 def test_a_model_that_cannot_be_loaded_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with start(Settings.of(model_id="scripted", cache_dir=tmp_path)) as child:
-        failure = child.receive()
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    with start(Settings.of(model_id="scripted", cache_dir=no_folder)) as child:
+        while isinstance(failure := child.receive(), LoadProgress):
+            pass
         assert isinstance(failure, EngineFailure)
-        assert "scripted could not be loaded: the default model is not in" in failure.message
+        assert failure.message.startswith("scripted could not be loaded: ")
+        assert str(no_folder) in failure.message
         assert child.exit_code() == main.EXIT_NOT_LOADED
     assert capfd.readouterr().err == f"{failure.message}\n"

@@ -93,5 +93,7 @@ def test_integers_are_floats_too_and_floats_are_single() -> None:
     assert parse({"seed": 2**64 - 1}).seed == 2**64 - 1
 
 
-def test_unknown_keys_are_ignored() -> None:
-    assert parse({"num_beams": 4, "stop_sequences": ["x"]}) == parse({})
+def test_unknown_keys_have_no_effect() -> None:
+    known = parse({"num_beams": 4, "stop_sequences": ["x"]})
+    assert {name: getattr(known, name) for name in type(known).model_fields} == parse({}).model_dump()
+    assert set(known.model_extra or {}) == {"num_beams", "stop_sequences"}
