@@ -59,19 +59,10 @@ def broker(settings: Settings) -> tuple[str, dict[str, Any], dict[str, Any] | No
     """Kombu's URL, transport options and TLS options for `settings.broker_url`.
 
     Takes `redis://`, `rediss://` and `sentinel://[user:password@]host:port[,host:port...]/<db>?master_name=<name>`.
-
-    Raises:
-        ValueError: another scheme, or Sentinel without a master's name; the URL's password is not shown.
     """
     parts = urlsplit(settings.broker_url)
     query = dict(parse_qsl(parts.query))
-    if parts.scheme not in ("redis", "rediss", "sentinel"):
-        raise ValueError(f"REDIS_URL must start with redis://, rediss:// or sentinel://, not {parts.scheme}://")
     if parts.scheme == "sentinel":
-        if "master_name" not in query:
-            raise ValueError(
-                "a sentinel:// REDIS_URL must name its master, as in sentinel://host:26379/0?master_name=mymaster"
-            )
         credentials, at, hosts = parts.netloc.rpartition("@")
         path = parts.path or "/0"
         urls = [f"sentinel://{credentials}{at}{host}{path}" for host in hosts.split(",")]

@@ -13,6 +13,8 @@ SEED_LIMIT = 2**64
 MAX_CHILDREN = 128
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_TOKEN_IDS = 64
+MAX_STOP_CHARACTERS = 1024
+"""Length of a stop string at most; TGI looks at the last 300 characters."""
 
 
 class Watermark(Struct, frozen=True, omit_defaults=True):
@@ -127,8 +129,7 @@ class GenerationParameters(Struct, frozen=True, kw_only=True, omit_defaults=True
             self.watermark.check()
         if self.grammar is not None:
             self.grammar.check()
-        if any(not stop for stop in self.stop):
-            raise InvalidRequest("`stop` must not hold an empty string")
+        check_stop_strings(self.stop)
         if self.top_n_tokens < 0:
             raise InvalidRequest("`top_n_tokens` must be >= 0")
         if not 1 <= self.children <= MAX_CHILDREN:
@@ -146,3 +147,16 @@ class GenerationParameters(Struct, frozen=True, kw_only=True, omit_defaults=True
                     raise InvalidRequest(
                         f"`{name}` must hold token ids between 0 and {vocab_size - 1}, given {token_id}"
                     )
+
+
+def check_stop_strings(stop: list[str]) -> None:
+    """Refuse stop strings that would end everything at once, or cost more to look for than they are worth.
+
+    Raises:
+        InvalidRequest: says which.
+    """
+    if "" in stop:
+        raise InvalidRequest("`stop` must not hold an empty string")
+    longest = max(map(len, stop), default=0)
+    if longest > MAX_STOP_CHARACTERS:
+        raise InvalidRequest(f"`stop` strings have at most {MAX_STOP_CHARACTERS} characters, given {longest}")

@@ -10,6 +10,7 @@ import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -39,7 +40,7 @@ def _ours(name: str) -> AliasChoices:
 class Settings(BaseSettings):
     """The service's settings. An environment variable that is set but empty counts as not set."""
 
-    model_config = SettingsConfigDict(env_ignore_empty=True, extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_ignore_empty=True, extra="forbid", frozen=True, hide_input_in_errors=True)
 
     # -- the model
     model_id: str = DEFAULT_MODEL
@@ -192,6 +193,25 @@ class Settings(BaseSettings):
             ipaddress.ip_address(str(value))
         except ValueError:
             return "0.0.0.0"
+        return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _can_be_dialled(cls, value: str | None) -> str | None:
+        if value is not None:
+            parts = urlsplit(value)
+            if parts.scheme not in ("redis", "rediss", "sentinel"):
+                raise ValueError("must start with redis://, rediss:// or sentinel://")
+            try:
+                readable = bool(parts.netloc) and not parts.fragment and (parts.scheme == "sentinel" or parts.port != 0)
+            except ValueError:
+                readable = False
+            if parts.scheme == "sentinel" and "master_name" not in dict(parse_qsl(parts.query)):
+                raise ValueError("must name its master, as in sentinel://host:26379/0?master_name=mymaster")
+            if not readable:
+                raise ValueError(
+                    "must be redis://[user:password@]host:port/db; write `#`, `/`, `@` of a password as %23, %2F, %40"
+                )
         return value
 
     @field_validator("log_level", mode="before")

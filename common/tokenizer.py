@@ -59,8 +59,17 @@ class Tokenizer:
         """The tokenizer as `tokenizer.json` has it."""
         return self._tokenizer.to_str()
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> Encoding:
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    # The batch calls let other threads run meanwhile; `tokenizers.Tokenizer.encode` holds them all up, seconds for a
+    # text of a megabyte.
+
+    def ids(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
+
+    def encode(self, text: str) -> Encoding:
+        """Token ids of a text with their places in it; special tokens are added."""
+        (encoding,) = self._tokenizer.encode_batch([text])
         return Encoding(list(encoding.ids), list(encoding.offsets))
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:

@@ -18,7 +18,7 @@ from common.errors import InvalidRequest, UnknownAdapter
 from common.grammar import Grammar, read_grammar
 from common.grammar_checker import GrammarChecker
 from common.limits import Limits
-from common.parameters import GenerationParameters, Watermark
+from common.parameters import GenerationParameters, Watermark, check_stop_strings
 from common.protocols.tgi_answer import Answer, SimpleToken, simple_tokens
 from common.protocols.tgi_request import GenerateParameters, GenerateRequest
 from common.settings import Settings
@@ -85,7 +85,7 @@ class Validator:
         adapter = parameters.adapter_id
         if adapter is not None and known_adapters is not None and adapter not in known_adapters:
             raise UnknownAdapter(adapter, known_adapters)
-        ids = await self._in_thread(lambda: self._tokenizer.encode(request.inputs).ids)
+        ids = await self._in_thread(lambda: self._tokenizer.ids(request.inputs))
         if parameters.truncate is not None:
             ids = ids[-parameters.truncate :]
         max_new_tokens = parameters.max_new_tokens or self._settings.default_max_new_tokens
@@ -132,8 +132,7 @@ class Validator:
             raise InvalidRequest(
                 f"`stop` takes at most {self._settings.max_stop_sequences} sequences, given {len(p.stop)}"
             )
-        if "" in p.stop:
-            raise InvalidRequest("`stop` must not hold an empty string")
+        check_stop_strings(p.stop)
         if p.seed is not None and best_of > 1:
             raise InvalidRequest("`seed` must not be set when `best_of` is above 1")
         if p.top_n_tokens is not None and p.top_n_tokens > self._settings.max_top_n_tokens:

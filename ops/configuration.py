@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from pydantic import AliasChoices, SecretStr, ValidationError
 from pydantic_settings import SettingsError
@@ -82,16 +82,22 @@ def flag(name: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """The URL with its password replaced; a URL that cannot be read is hidden whole."""
+    """The URL with its passwords replaced, in front of the host and among the options; one that cannot be read is hidden whole."""
     try:
         parts = urlsplit(url)
         password = parts.password
+        options = parse_qsl(parts.query, keep_blank_values=True)
     except ValueError:
         return HIDDEN
-    if password is None:
-        return url
-    user, _, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:{HIDDEN}@{host}"))
+    if "://" not in url or parts.fragment:
+        return HIDDEN
+    if any("password" in name for name, _ in options):
+        shown = [(name, HIDDEN if "password" in name else value) for name, value in options]
+        parts = parts._replace(query=urlencode(shown, safe="*<>"))
+    if password is not None:
+        user, _, host = parts.netloc.rpartition("@")
+        parts = parts._replace(netloc=f"{user.partition(':')[0]}:{HIDDEN}@{host}")
+    return urlunsplit(parts)
 
 
 def _problem(location: tuple[int | str, ...], message: str, flags: Mapping[str, str]) -> str:

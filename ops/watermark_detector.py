@@ -18,4 +18,4 @@ def detect_in_text(text: str, tokenizer: Tokenizer, settings: Settings) -> Detec
         ValueError: the text has fewer than two tokens.
     """
     watermark = Watermark(settings.watermark_gamma, settings.watermark_delta, settings.watermark_key)
-    return detect(watermark, tokenizer.encode(text, add_special_tokens=False).ids)
+    return detect(watermark, tokenizer.ids(text, add_special_tokens=False))

@@ -52,7 +52,7 @@ def spoken(found: list[dict[str, Any]]) -> str:
 def test_a01_a_character_over_several_tokens(url: str, tokenizer: Tokenizer) -> None:
     """The bytes of one character come in several tokens: it appears whole, with the token that completes it."""
     text = "🤗한글é"
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    ids = tokenizer.ids(text, add_special_tokens=False)
     assert len(ids) > len(text)
     found = stream(url, script(ids=ids))
     assert [event["token"]["id"] for event in found[:-1]] == ids
@@ -71,7 +71,7 @@ def check_joined_pieces(url: str, tokenizer: Tokenizer) -> None:
     found = stream(url, prompt, max_new_tokens=1000)
     ids = [event["token"]["id"] for event in found]
     assert found[-1]["token"]["special"]
-    prompt_ids = tokenizer.encode(prompt).ids
+    prompt_ids = tokenizer.ids(prompt)
     before = tokenizer.decode(prompt_ids, skip_special_tokens=True)
     whole = tokenizer.decode(prompt_ids + ids, skip_special_tokens=True)
     assert before + spoken(found) == whole
@@ -96,7 +96,7 @@ def test_a03_spaces_between_sentence_pieces(tmp_path: Path) -> None:
 
 def test_a04_stop_inside_a_token(url: str, tokenizer: Tokenizer) -> None:
     """A stop string that ends within a token ends the answer in that token."""
-    ids = tokenizer.encode(" capital letters", add_special_tokens=False).ids
+    ids = tokenizer.ids(" capital letters", add_special_tokens=False)
     assert len(ids) == 2
     for stop, text in (("apit", " capit"), ("l l", " capital l"), ("capital letters", " capital letters")):
         said = post(f"{url}/generate", script(ids=ids, repeat=3), details=True, stop=[stop]).json()

@@ -108,7 +108,7 @@ def test_the_default_model_answers_on_the_gpu() -> None:
     engine = Engine(runner, tokenizer, settings)
     for i in range(8):
         parameters = GenerationParameters(max_new_tokens=24, seed=0)
-        ids = tokenizer.encode(prompt).ids
+        ids = tokenizer.ids(prompt)
         engine.add([Job(id=str(i), model="", prompt_ids=ids, parameters=parameters, submitted_at=0.0)])
     texts = dict.fromkeys(map(str, range(8)), "")
     while engine.has_work:

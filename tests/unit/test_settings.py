@@ -147,11 +147,30 @@ def test_every_setting_is_a_flag_of_serve() -> None:
         ("redis://h:1/0", "redis://h:1/0"),
         ("redis://:secret@h:1/0", f"redis://:{HIDDEN}@h:1/0"),
         ("rediss://u:p%40ss@h/0?ssl_cert_reqs=none", f"rediss://u:{HIDDEN}@h/0?ssl_cert_reqs=none"),
+        ("redis://h:1/0?password=secret&socket_timeout=5", f"redis://h:1/0?password={HIDDEN}&socket_timeout=5"),
+        ("redis://user:super#secret@h/0", HIDDEN),
+        (":secret@h", HIDDEN),
         ("redis://[broken", HIDDEN),
     ],
 )
 def test_passwords_in_urls_are_hidden(url: str, shown: str) -> None:
     assert without_password(url) == shown
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h:abc/0", "h:6379", ":secret@h", "redis://u:super#secret@h/0", "http://h/0", "redis://"]
+)
+def test_a_redis_url_nobody_can_dial_is_refused(url: str) -> None:
+    with pytest.raises(BadSetting, match="redis://") as caught:
+        Configuration.load({"redis_url": url})
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h:1/0", "rediss://u:p%23ss@h/0", "redis://[::1]:6379", "sentinel://:p@a:1,b:2/0?master_name=m"]
+)
+def test_redis_urls_that_can_be_dialled(url: str) -> None:
+    assert Configuration.load({"redis_url": url}).settings.redis_url == url
 
 
 def test_paths_are_shown_as_text() -> None:

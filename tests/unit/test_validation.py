@@ -61,6 +61,7 @@ async def validate(validator: Validator, inputs: str = "hello", **parameters: An
         ({"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "`stop` takes at most 4 sequences, given 5"),
         ({"stop": ["a", ""]}, "`stop` must not hold an empty string"),
+        ({"stop": ["a", "x" * 1025]}, "`stop` strings have at most 1024 characters, given 1025"),
         ({"best_of": 2, "do_sample": True, "seed": 1}, "`seed` must not be set"),
         ({"top_n_tokens": 6}, "`top_n_tokens` must be at most 5, given 6"),
         ({"truncate": 0}, "`truncate` must be strictly positive and at most 20, given 0"),

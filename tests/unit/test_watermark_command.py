@@ -35,7 +35,7 @@ def tokenizer(cache: Path) -> Tokenizer:
 def text_of(tokenizer: Tokenizer, watermark: Watermark | None, length: int = 300) -> str:
     """Random letters, green ones where there are any."""
     random = np.random.default_rng(5)
-    ids = np.array([tokenizer.encode(letter).ids[0] for letter in LETTERS], dtype=np.uint32)
+    ids = np.array([tokenizer.ids(letter)[0] for letter in LETTERS], dtype=np.uint32)
     text = [random.choice(ids)]
     for _ in range(length):
         choices = ids if watermark is None else ids[green(watermark, int(text[-1]), ids)]

@@ -106,7 +106,7 @@ class ScriptedModel:
         )
         self._tokenizer = tokenizer
         self._clock = clock
-        self._sentence = tokenizer.encode(SENTENCE, add_special_tokens=False).ids
+        self._sentence = tokenizer.ids(SENTENCE, add_special_tokens=False)
         self._performances: dict[Sequence, _Performance] = {}
         self._background = _background(self.vocab_size)
         self._logits = np.empty((0, self.vocab_size), dtype=np.float32)
@@ -170,11 +170,7 @@ class ScriptedModel:
         end = min(self._tokenizer.eos_ids, default=None)
         if end is None:
             raise InvalidRequest("the script in the prompt ends with end-of-text, which this tokenizer does not have")
-        ids = (
-            script.ids
-            if script.ids is not None
-            else self._tokenizer.encode(script.text or "", add_special_tokens=False).ids
-        )
+        ids = script.ids if script.ids is not None else self._tokenizer.ids(script.text or "", add_special_tokens=False)
         if any(not 0 <= token_id < self.vocab_size for token_id in ids):
             raise InvalidRequest(f"the script in the prompt has `ids` that are not between 0 and {self.vocab_size - 1}")
         return ids * script.repeat, end

@@ -124,7 +124,7 @@ def tokenizer(model_files: ModelFiles) -> Tokenizer:
 @pytest.fixture(scope="session")
 def prose(tokenizer: Tokenizer) -> list[int]:
     """Ids of ordinary text, 700 and more."""
-    ids = tokenizer.encode(PROSE.replace("\n", " ") * 4).ids
+    ids = tokenizer.ids(PROSE.replace("\n", " ") * 4)
     assert len(ids) >= 700
     return ids
 

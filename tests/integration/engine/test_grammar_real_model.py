@@ -41,7 +41,7 @@ SETTINGS = Settings.of(engine_threads=1, device="cpu")
 
 
 def chat(tokenizer: Tokenizer, question: str) -> list[int]:
-    return tokenizer.encode(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n").ids
+    return tokenizer.ids(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")
 
 
 def job(name: str, ids: list[int], **parameters: Any) -> Job:

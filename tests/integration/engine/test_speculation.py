@@ -57,7 +57,7 @@ def _generate(
 def test_answers_are_the_same(
     runner: TransformersRunner, tokenizer: Tokenizer, prose: list[int], together: bool
 ) -> None:
-    ids = tokenizer.encode(LIST).ids
+    ids = tokenizer.ids(LIST)
     options: list[dict[str, Any]] = [
         {},
         {"sample": True, "temperature": 0.7, "seed": 11, "top_n_tokens": 2},

@@ -222,7 +222,7 @@ def scripted_engine(tokenizer: Tokenizer, clock: Clock | None = None, **settings
 
 
 def script_prompt(tokenizer: Tokenizer, **script: Any) -> list[int]:
-    return tokenizer.encode(f"<<script {json.dumps(script)}>>").ids
+    return tokenizer.ids(f"<<script {json.dumps(script)}>>")
 
 
 def run(engine: Engine, jobs: list[Job], steps: int = 10_000) -> list[JobEvent]:

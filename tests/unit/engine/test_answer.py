@@ -34,7 +34,7 @@ def answer_of(tokenizer: Tokenizer, **parameters: Any) -> Answer:
 
 
 def encode(tokenizer: Tokenizer, *pieces: str) -> list[int]:
-    return [token_id for piece in pieces for token_id in tokenizer.encode(piece, add_special_tokens=False).ids]
+    return [token_id for piece in pieces for token_id in tokenizer.ids(piece, add_special_tokens=False)]
 
 
 def letters(tokenizer: Tokenizer, text: str) -> list[int]:

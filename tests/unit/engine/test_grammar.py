@@ -180,7 +180,7 @@ def test_a_sentence_piece_tokenizer_works_too(tmp_path: Any) -> None:
 def test_end_of_text_only_where_the_grammar_may_end(tokenizer: Tokenizer) -> None:
     grammars = Grammars(tokenizer, VOCAB)
     state = grammars.start(Grammar("regex", "a{2,3}"))
-    (a,) = tokenizer.encode("a", add_special_tokens=False).ids
+    (a,) = tokenizer.ids("a", add_special_tokens=False)
     (eos,) = tokenizer.eos_ids
     allowed = []
     for _ in range(4):
@@ -258,7 +258,7 @@ def test_resumed_anywhere_it_goes_on_the_same(tokenizer: Tokenizer, sampled: boo
 
 
 def test_resumed_with_tokens_that_do_not_match_it_fails(tokenizer: Tokenizer) -> None:
-    wrong = tokenizer.encode("x", add_special_tokens=False).ids
+    wrong = tokenizer.ids("x", add_special_tokens=False)
     last = last_of(run(engine_of(tokenizer), [job("yes", generated_ids=wrong)]))
     assert isinstance(last, Failed)
     assert last.error_type == "generation"
@@ -269,9 +269,9 @@ def test_a_model_that_wants_nothing_the_grammar_allows_fails(tokenizer: Tokenize
     class Stubborn(PushingModel):
         def forward(self, plan: StepPlan) -> FloatArray:
             logits = super().forward(plan)
-            logits[:, tokenizer.encode("yes", add_special_tokens=False).ids] = -np.inf
-            logits[:, tokenizer.encode("y", add_special_tokens=False).ids] = -np.inf
-            logits[:, tokenizer.encode("ye", add_special_tokens=False).ids] = -np.inf
+            logits[:, tokenizer.ids("yes", add_special_tokens=False)] = -np.inf
+            logits[:, tokenizer.ids("y", add_special_tokens=False)] = -np.inf
+            logits[:, tokenizer.ids("ye", add_special_tokens=False)] = -np.inf
             return logits
 
     events = run(engine_of(tokenizer, Stubborn(tokenizer)), [job("yes"), make_job([5], name="other")])

@@ -42,13 +42,13 @@ def test_text_then_end(tokenizer: Tokenizer) -> None:
 
 
 def test_ids_repeated(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode(" fox").ids
+    ids = tokenizer.ids(" fox")
     assert say(tokenizer, script_prompt(tokenizer, ids=ids, repeat=3)) == (" fox fox fox", "eos_token")
     assert say(tokenizer, script_prompt(tokenizer, text=" fox", repeat=0)) == ("", "eos_token")
 
 
 def test_without_a_script_a_sentence_over_and_over(tokenizer: Tokenizer) -> None:
-    text, reason = say(tokenizer, tokenizer.encode("hello").ids)
+    text, reason = say(tokenizer, tokenizer.ids("hello"))
     assert reason == "length"
     assert (SENTENCE * 20).startswith(text)
     assert len(text) > 2 * len(SENTENCE)
@@ -56,7 +56,7 @@ def test_without_a_script_a_sentence_over_and_over(tokenizer: Tokenizer) -> None
 
 def test_the_last_script_counts_wherever_it_is(tokenizer: Tokenizer) -> None:
     prompt = '<|user|>say <<script {"text": "no"}>> or <<script {"text": "a >> b"}>> please<|end|><|start|>'
-    assert say(tokenizer, tokenizer.encode(prompt).ids) == ("a >> b", "eos_token")
+    assert say(tokenizer, tokenizer.ids(prompt)) == ("a >> b", "eos_token")
 
 
 def test_stop_strings_and_sampling_act_on_it(tokenizer: Tokenizer) -> None:
@@ -88,7 +88,7 @@ def test_a_resumed_script_goes_on(tokenizer: Tokenizer) -> None:
     ],
 )
 def test_a_malformed_script_fails_its_request_only(tokenizer: Tokenizer, script: str, message: str) -> None:
-    jobs = [make_job(tokenizer.encode(script).ids), make_job(script_prompt(tokenizer, text="fine"), name="other")]
+    jobs = [make_job(tokenizer.ids(script)), make_job(script_prompt(tokenizer, text="fine"), name="other")]
     events = run(scripted_engine(tokenizer), jobs)
     failed = last_of(events)
     assert isinstance(failed, Failed)
