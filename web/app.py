@@ -9,8 +9,10 @@ from web.disconnect import ASGIApp, DisconnectWatch
 from web.errors import add_error_handlers
 from web.middleware.api_key import ApiKey
 from web.middleware.cors import Cors
+from web.middleware.known_methods import KnownMethods
 from web.middleware.lifespan import Lifespan
 from web.middleware.request_id import RequestId
+from web.plain_http import PlainHttp
 from web.routes import add_routes
 from web.services import Services
 
@@ -27,8 +29,9 @@ def create_app(settings: Settings) -> ASGIApp:
     app.add_middleware(Lifespan(services))
     app.add_middleware(RequestId())
     app.add_middleware(Cors(settings.cors_allow_origin))
+    app.add_middleware(KnownMethods())
     app.add_middleware(ApiKey(settings.api_key))
     app.req_options.strip_url_path_trailing_slash = True
     add_error_handlers(app)
     add_routes(app, services)
-    return DisconnectWatch(app, send_timeout=settings.stall_timeout)
+    return PlainHttp(DisconnectWatch(app, send_timeout=settings.stall_timeout))

@@ -9,17 +9,19 @@ let go as the task unwinds.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from time import monotonic
 from typing import Any, Literal
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
+Headers = Iterable[tuple[bytes, bytes]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _KEY = "tgq.lifetime"
+_DISCARD_SECONDS = 2.0
 
 Cause = Literal["client_closed", "client_too_slow"]
 
@@ -27,11 +29,9 @@ Cause = Literal["client_closed", "client_too_slow"]
 class RequestLifetime:
     """One request: what it holds, and whether its client still wants the answer."""
 
-    def __init__(self, receive: Receive, send: Send, send_timeout: float, *, body_on_leave: bool = False) -> None:
-        """
-        Args:
-            body_on_leave: the client waits for leave to send its body (`Expect: 100-continue`).
-        """
+    def __init__(self, receive: Receive, send: Send, send_timeout: float, headers: Headers = ()) -> None:
+        names = {name for name, value in headers if value != b"0" or name != b"content-length"}
+        has_body = not names.isdisjoint({b"content-length", b"transfer-encoding"})
         self.stack = ExitStack()
         """Closed when the request is over, however it ends. Callbacks must not block."""
         self.gone: Cause | None = None
@@ -45,7 +45,9 @@ class RequestLifetime:
         self._timer: asyncio.TimerHandle | None = None
         self._sending_since: float | None = None
         self._complete = False
-        self._body_on_leave = body_on_leave
+        self._first_event_due = has_body
+        # With `Expect: 100-continue` the client waits for leave, which the server gives when it is asked for the body.
+        self._body_coming = has_body and b"expect" not in names
 
     @staticmethod
     def of(scope: Scope) -> RequestLifetime:
@@ -59,12 +61,14 @@ class RequestLifetime:
             self._arm()
 
     async def receive(self) -> Mapping[str, Any]:
-        if self._body_on_leave:
-            # Falcon takes a first event before it looks at the request. The server would give leave then, and wait for a
-            # body that may have to be refused for its size.
-            self._body_on_leave = False
+        if self._first_event_due:
+            # Falcon takes a first event before it looks at the request. That must not wait for a body, which may never
+            # come, or may have to be refused before the client is given leave to send it.
+            self._first_event_due = False
             return {"type": "http.request", "body": b"", "more_body": True}
+        self._body_coming = True
         message = await self._server_receive()
+        self._body_coming = bool(message.get("more_body"))
         if message["type"] == "http.disconnect":
             self._leave("client_closed")
             await asyncio.sleep(0)  # where the cancellation arrives
@@ -82,6 +86,17 @@ class RequestLifetime:
             self.gone = self.gone or "client_closed"
             raise
         self._sending_since = None
+
+    async def discard_body(self) -> None:
+        """After the answer, take for a moment what is left of the body, keeping nothing.
+
+        A client that is still sending would not see the answer if the connection was closed under it.
+        """
+        if self._complete and self._body_coming and self._watcher is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_DISCARD_SECONDS):
+                    while (await self._server_receive()).get("more_body"):
+                        pass
 
     def end(self) -> None:
         if self._watcher is not None:
@@ -133,12 +148,12 @@ class DisconnectWatch:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body_on_leave = any(name == b"expect" for name, _ in scope.get("headers", ()))
-        lifetime = RequestLifetime(receive, send, self._send_timeout, body_on_leave=body_on_leave)
+        lifetime = RequestLifetime(receive, send, self._send_timeout, scope.get("headers", ()))
         scope[_KEY] = lifetime
         try:
             with lifetime.stack:
                 await self._app(scope, lifetime.receive, lifetime.send)
+            await lifetime.discard_body()
         except asyncio.CancelledError:
             if not lifetime.caused():
                 raise

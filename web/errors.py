@@ -72,7 +72,7 @@ def wants_events_alone(request: Request) -> bool:
 def add_error_handlers(app: App[Request, Response]) -> None:
     async def handle(request: Request, response: Response, error: Exception, params: dict[str, Any]) -> None:
         told = public_error(error)
-        if type(told) is TgqError:
+        if type(told) is TgqError and told.status >= 500:
             log.error("unexpected error", exc_info=error)
         if isinstance(error, falcon.HTTPError) and error.headers:
             response.set_headers(error.headers)  # for example Allow

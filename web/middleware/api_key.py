@@ -22,7 +22,9 @@ class ApiKey:
         req.context.stream = resource.streams
         if self._key is None or not resource.protected or req.method != "POST":
             return
-        scheme, _, given = (req.get_header("authorization") or "").partition(" ")
+        # The bytes the client sent, which Falcon decoded as Latin-1: text of that might lose bytes of a key to `strip`.
+        header = (req.get_header("authorization") or "").encode("latin-1")
+        scheme, _, given = header.partition(b" ")
         # In constant time, and never in a message.
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._key):
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._key):
             raise Unauthorized

@@ -9,8 +9,6 @@ from common.protocols.tgi_answer import AnswerFold, encode
 from common.protocols.tgi_request import CompatGenerateRequest, GenerateRequest
 from common.wire import Tokens
 from web import sse
-from web.body import read_json_body
-from web.disconnect import RequestLifetime
 from web.generation import open_generation
 from web.resources.resource import Resource, write_json
 from web.timing_headers import answer_headers, prompt_headers
@@ -20,12 +18,6 @@ class GenerationResource(Resource):
     """Answers a parsed request as a whole or as a stream."""
 
     protected = True
-
-    async def read(self, request: Request) -> bytes:
-        body = await read_json_body(request, self.services.settings.payload_limit)
-        # From here on a client that leaves ends its request; before, reading its body tells.
-        RequestLifetime.of(request.scope).watch()
-        return body
 
     async def answer(self, request: Request, response: Response, body: GenerateRequest) -> bytes:
         generation = await open_generation(self.services, request, body, stream=False)

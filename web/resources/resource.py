@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import falcon
-from falcon.asgi import Response
+from falcon.asgi import Request, Response
 
+from web.body import read_json_body
+from web.disconnect import RequestLifetime
 from web.services import Services
 
 
@@ -18,6 +20,12 @@ class Resource:
 
     def __init__(self, services: Services) -> None:
         self.services = services
+
+    async def read(self, request: Request) -> bytes:
+        body = await read_json_body(request, self.services.settings.payload_limit)
+        # From here on a client that leaves ends its request; before, reading its body tells.
+        RequestLifetime.of(request.scope).watch()
+        return body
 
 
 def write_json(response: Response, body: bytes) -> None:

@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+import falcon
 from falcon.asgi import Request, Response
 
 from common.protocols.json_body import parse_body
-from common.protocols.tgi_answer import encode
+from common.protocols.tgi_answer import SimpleToken, encode
 from common.protocols.tgi_request import GenerateRequest
-from web.body import read_json_body
-from web.resources.resource import Resource, write_json
+from web.resources.resource import Resource
+
+_PIECE_TOKENS = 1024
 
 
 class Tokenize(Resource):
     protected = True
 
     async def on_post(self, request: Request, response: Response) -> None:
-        body = parse_body(GenerateRequest, await read_json_body(request, self.services.settings.payload_limit))
-        write_json(response, encode(await self.services.validator.tokenize(body.inputs)))
+        body = parse_body(GenerateRequest, await self.read(request))
+        tokens = await self.services.validator.tokenize(body.inputs)
+        # The answer may be 25 times as long as the body.
+        pieces = await asyncio.to_thread(_array_pieces, tokens)
+        response.content_type = falcon.MEDIA_JSON
+        response.set_stream(_sent_piecewise(pieces), sum(map(len, pieces)))
+
+
+def _array_pieces(tokens: list[SimpleToken]) -> deque[bytes]:
+    """A JSON array in pieces; empties `tokens`, from its end.
+
+    To encode a piece, or to free its tokens, holds all other threads up for a moment only.
+    """
+    pieces = deque([b"]"])
+    while tokens:
+        comma = b"," if len(tokens) > _PIECE_TOKENS else b""
+        pieces.appendleft(comma + encode(tokens[-_PIECE_TOKENS:])[1:-1])
+        del tokens[-_PIECE_TOKENS:]
+    pieces.appendleft(b"[")
+    return pieces
+
+
+async def _sent_piecewise(pieces: deque[bytes]) -> AsyncIterator[bytes]:
+    """So that a client counts as gone when it takes no piece, and not when it takes long for them all."""
+    while pieces:
+        yield pieces.popleft()

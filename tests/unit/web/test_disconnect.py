@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from web.disconnect import DisconnectWatch, RequestLifetime, Scope
+from web import disconnect
+from web.disconnect import ASGIApp, DisconnectWatch, RequestLifetime, Scope
 
 
 class Server:
@@ -19,6 +20,7 @@ class Server:
         self.sent: list[Mapping[str, Any]] = []
         self.writable = asyncio.Event()
         self.writable.set()
+        self.answered = asyncio.Event()
         self.broken = False
 
     async def receive(self) -> Mapping[str, Any]:
@@ -29,6 +31,8 @@ class Server:
             raise OSError("closed")
         await self.writable.wait()
         self.sent.append(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            self.answered.set()
 
     def leave(self) -> None:
         self.incoming.put_nowait({"type": "http.disconnect"})
@@ -56,11 +60,12 @@ class App:
             await send(message)
 
 
-def start(app: App, server: Server, **options: Any) -> asyncio.Task[None]:
+def start(app: ASGIApp, server: Server, **options: Any) -> asyncio.Task[None]:
+    headers = options.pop("headers", [])
     wrapped = DisconnectWatch(app, send_timeout=options.pop("send_timeout", 60.0))
 
     async def serve() -> None:
-        await wrapped({"type": "http"}, server.receive, server.send)
+        await wrapped({"type": "http", "headers": headers}, server.receive, server.send)
 
     return asyncio.create_task(serve())
 
@@ -144,4 +149,81 @@ async def test_a_cancellation_from_outside_is_passed_on() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    assert app.released == ["permit"]
+
+
+LENGTH = [(b"content-length", b"2")]
+CHUNKED = [(b"transfer-encoding", b"chunked")]
+BODIES = pytest.mark.parametrize("headers", [LENGTH, CHUNKED])
+
+
+class Refusal:
+    """Answers after a first event, as the framework does for what it need not read."""
+
+    def __init__(self) -> None:
+        self.first: Mapping[str, Any] | None = None
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        self.first = await receive()
+        await send(START)
+        await send(LAST)
+
+
+@BODIES
+async def test_an_answer_does_not_wait_for_a_body_that_was_announced(headers: list[tuple[bytes, bytes]]) -> None:
+    app, server = Refusal(), Server()
+    task = start(app, server, headers=headers)
+    await asyncio.wait_for(server.answered.wait(), 5)
+    assert app.first == {"type": "http.request", "body": b"", "more_body": True}
+    assert not task.done()  # what still comes is taken, so that the client sees the answer
+    server.incoming.put_nowait(BODY | {"more_body": True})
+    server.incoming.put_nowait(BODY)
+    await asyncio.wait_for(task, 5)
+    assert server.incoming.empty()
+
+
+async def test_a_body_that_never_comes_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disconnect, "_DISCARD_SECONDS", 0.02)
+    server = Server()
+    await asyncio.wait_for(start(Refusal(), server, headers=LENGTH), 5)
+    assert server.sent == [START, LAST]
+
+
+async def test_a_client_that_got_no_leave_to_send_is_not_asked_for_its_body() -> None:
+    server = Server()
+    server.incoming.put_nowait(BODY)
+    await asyncio.wait_for(start(Refusal(), server, headers=[*LENGTH, (b"expect", b"100-continue")]), 5)
+    assert not server.incoming.empty()
+
+
+@pytest.mark.parametrize("headers", [[], [(b"content-length", b"0")]])
+async def test_the_first_event_of_a_request_without_a_body_is_the_servers(headers: list[tuple[bytes, bytes]]) -> None:
+    app, server = Refusal(), Server()
+    first = {"type": "http.request", "body": b"", "more_body": False}
+    server.incoming.put_nowait(first)
+    await asyncio.wait_for(start(app, server, headers=headers), 5)
+    assert app.first == first
+
+
+@BODIES
+async def test_an_announced_body_is_read_whole_and_leaving_then_is_noticed(headers: list[tuple[bytes, bytes]]) -> None:
+    app, server = App(), Server()
+    task = start(app, server, headers=headers)
+    server.incoming.put_nowait(BODY | {"more_body": True})
+    server.incoming.put_nowait(BODY)
+    await asyncio.wait_for(app.waiting.wait(), 5)
+    server.leave()
+    await asyncio.wait_for(task, 5)
+    assert app.released == ["permit"]
+
+
+@BODIES
+async def test_leaving_instead_of_sending_the_announced_body_ends_the_request(
+    headers: list[tuple[bytes, bytes]],
+) -> None:
+    app, server = App(), Server()
+    task = start(app, server, headers=headers)
+    server.leave()
+    await asyncio.wait_for(task, 5)
+    assert not app.waiting.is_set()
     assert app.released == ["permit"]
