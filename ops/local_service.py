@@ -16,9 +16,11 @@ from typing import Self
 
 import httpx
 
+from common.settings import DEFAULT_MODEL, SCRIPTED_MODEL, Settings
 from ops.child_process import spawn
 from ops.embedded_redis import EmbeddedRedis
 from ops.ports import free_port
+from workers.engine.default_model import ensure_default_model
 
 
 class ServiceFailed(Exception):
@@ -108,6 +110,7 @@ class LocalService:
     def start(self, *, timeout: float = 120.0) -> Self:
         """Start everything and wait until every web node is healthy and every worker is ready."""
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._prepare_model()
         try:
             if self.redis:
                 self.redis.start()
@@ -120,6 +123,16 @@ class LocalService:
             self.stop()
             raise
         return self
+
+    def _prepare_model(self) -> None:
+        """Convert the packaged model on its first use: a web node reads its files and does not make them."""
+        environment = {**os.environ, **self._settings}
+        given = {
+            name: value for name in ("model_id", "cache_dir") if (value := environment.get(Settings.variable(name)))
+        }
+        settings = Settings.of(**given)
+        if settings.model_id in (DEFAULT_MODEL, SCRIPTED_MODEL):
+            ensure_default_model(settings, lambda stage, fraction: None)
 
     def add_worker(self, settings: Mapping[str, str] | None = None) -> Part:
         part = self._part("worker", ["worker"], settings or {})

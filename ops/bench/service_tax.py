@@ -13,6 +13,7 @@ from common.tokenizer import Tokenizer
 from ops.bench.bare_engine import BareEngine
 from ops.bench.load import BadAnswer, run_streams
 from ops.local_service import LocalService
+from workers.engine.default_model import ensure_default_model
 
 WIDTHS = (1, 8, 32)
 NEW_TOKENS = 64
@@ -48,6 +49,7 @@ def measure(directory: Path, *, rounds: int = 3, first_tokens: int = 30) -> TaxF
     """Measure the engine alone and the whole service on the same work, in turn."""
     # The same prompts again and again: with the prefix cache, the rounds would measure that instead.
     settings = {"TGQ_ENGINE_THREADS": "1", "MAX_BATCH_SIZE": "32", "PREFIX_CACHING": "false", "LOG_LEVEL": "error"}
+    ensure_default_model(Settings(), lambda stage, fraction: None)
     tokenizer = Tokenizer(find_model(Settings(), weights=False))
     texts = [_TEXT.format(number=number) for number in range(max(WIDTHS))]
     prompts = [tokenizer.encode(text).ids for text in texts]
