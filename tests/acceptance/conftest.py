@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
+import httpx
 import pytest
 
 from ops.local_service import LocalService
+from tests.acceptance.clients import http_client
+from tests.acceptance.observation import Observer
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +24,18 @@ def real_service() -> Iterator[LocalService]:
     """One web node and one worker with the default model on the CPU."""
     with LocalService({"TGQ_DEVICE": "cpu"}) as service:
         yield service
+
+
+# For modules that have a `service` of their own.
+
+
+@pytest.fixture
+async def client(service: LocalService) -> AsyncIterator[httpx.AsyncClient]:
+    async with http_client(service.url) as client:
+        yield client
+
+
+@pytest.fixture
+def seen(service: LocalService) -> Iterator[Observer]:
+    with Observer(service) as observer:
+        yield observer

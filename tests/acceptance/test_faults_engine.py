@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from ops.local_service import LocalService
-from tests.acceptance.clients import body, generate, http_client, open_stream, script, start_stream
+from tests.acceptance.clients import body, generate, open_stream, script, start_stream
 from tests.acceptance.observation import Observer, assert_alive, in_flight, until
 
 SLOTS = 4
@@ -32,18 +32,6 @@ def service() -> Iterator[LocalService]:
         service.add_web({"TGQ_STALL_TIMEOUT": str(STREAM_STALL)})
         service.wait_ready()
         yield service
-
-
-@pytest.fixture
-async def client(service: LocalService) -> AsyncIterator[httpx.AsyncClient]:
-    async with http_client(service.url) as client:
-        yield client
-
-
-@pytest.fixture
-def seen(service: LocalService) -> Iterator[Observer]:
-    with Observer(service) as observer:
-        yield observer
 
 
 async def test_a_request_at_fault_fails_alone(service: LocalService, client: httpx.AsyncClient, seen: Observer) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from ops.embedded_redis import EmbeddedRedis
 from ops.local_service import LocalService
-from tests.acceptance.clients import body, generate, http_client, script, start_stream
+from tests.acceptance.clients import body, generate, script, start_stream
 from tests.acceptance.observation import Observer, assert_alive, in_flight, named_processes, until
 
 REFUSED_WITHIN = 3.0
@@ -28,12 +28,6 @@ def service() -> Iterator[LocalService]:
 def server(service: LocalService) -> EmbeddedRedis:
     assert service.redis is not None
     return service.redis
-
-
-@pytest.fixture
-async def client(service: LocalService) -> AsyncIterator[httpx.AsyncClient]:
-    async with http_client(service.url) as client:
-        yield client
 
 
 def go_away(server: EmbeddedRedis, how: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -16,7 +16,7 @@ import pytest
 from common.keys import Keys
 from common.reaper import RESTART_GRACE_SECONDS
 from ops.local_service import LocalService, Part
-from tests.acceptance.clients import LongStream, body, generate, http_client, script, start_stream
+from tests.acceptance.clients import LongStream, body, generate, script, start_stream
 from tests.acceptance.observation import Observer, assert_alive, in_flight, until
 
 SLOTS = 3
@@ -43,18 +43,6 @@ def service(running_service: LocalService) -> LocalService:
         running_service.add_worker()
     running_service.wait_ready()
     return running_service
-
-
-@pytest.fixture
-async def client(service: LocalService) -> AsyncIterator[httpx.AsyncClient]:
-    async with http_client(service.url) as client:
-        yield client
-
-
-@pytest.fixture
-def seen(service: LocalService) -> Iterator[Observer]:
-    with Observer(service) as observer:
-        yield observer
 
 
 async def streams_by_worker(

@@ -31,12 +31,6 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@pytest.fixture
-def seen(service: LocalService) -> Iterator[Observer]:
-    with Observer(service) as observer:
-        yield observer
-
-
 async def cancelled(client: httpx.AsyncClient, service: LocalService) -> float:
     return sum([await read_metric(client, "tgq_cancelled_total", url) for url in service.urls])
 

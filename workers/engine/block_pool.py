@@ -52,11 +52,6 @@ class BlockPool:
     def free_blocks(self) -> int:
         return self._free
 
-    @property
-    def cached_blocks(self) -> int:
-        """Blocks, free or not, that `find` can find."""
-        return len(self._cache)
-
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold this many tokens."""
         return -(-tokens // self.block_size)
