@@ -2,14 +2,15 @@
 
 TgqError
 ├── InvalidRequest            422  validation
-│   ├── NotSupportedYet       422  validation
 │   └── UnknownAdapter        422  validation
 ├── MalformedBody             400  validation
 ├── UnsupportedMediaType      415  validation
 ├── BodyTimeout               408  timeout
 ├── PayloadTooLarge           413  validation
 ├── Unauthorized              401  unauthorized
-├── RouteNotFound             404  not_found
+├── NotFound                  404  not_found
+│   ├── RouteNotFound         404  not_found
+│   └── UnknownModel          404  not_found
 ├── MethodNotAllowed          405  method_not_allowed
 ├── Overloaded                429  overloaded
 ├── GenerationFailed          424  generation
@@ -48,13 +49,6 @@ class InvalidRequest(TgqError):
     def __init__(self, reason: str) -> None:
         # TGI's clients and tests match on this prefix.
         super().__init__(f"Input validation error: {reason}")
-
-
-class NotSupportedYet(InvalidRequest):
-    """A parameter of the contract that this version does not carry out: refused, never ignored."""
-
-    def __init__(self, field: str) -> None:
-        super().__init__(f"`{field}` is not supported yet")
 
 
 class UnknownAdapter(InvalidRequest):
@@ -100,11 +94,22 @@ class Unauthorized(TgqError):
     error_type = "unauthorized"
 
 
-class RouteNotFound(TgqError):
-    """There is nothing at this path."""
+class NotFound(TgqError):
+    """There is no such thing."""
 
     status = 404
     error_type = "not_found"
+
+
+class RouteNotFound(NotFound):
+    """There is nothing at this path."""
+
+
+class UnknownModel(NotFound):
+    """No live worker serves a model of this name, and no adapter has it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The model `{name}` does not exist")
 
 
 class MethodNotAllowed(TgqError):

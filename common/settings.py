@@ -57,6 +57,8 @@ class Settings(BaseSettings):
     """LoRA adapters, separated by commas: hub ids or `name=folder`, each with `@revision` if wanted."""
     lora_folder: Path | None = Field(None, validation_alias=_ours("lora_folder"))
     """Folder with one LoRA adapter in each subfolder, followed while serving."""
+    accept_any_model: bool = Field(False, validation_alias=_ours("accept_any_model"))
+    """Requests that name a model nobody serves go to the default one, instead of 404."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     huggingface_hub_cache: Path | None = None
@@ -129,6 +131,8 @@ class Settings(BaseSettings):
     """Origins browsers may call from, separated by commas; none means any."""
     api_key: SecretStr | None = None
     """When set, generation routes want `Authorization: Bearer <key>`."""
+    error_format: Literal["openai", "tgi"] = Field("openai", validation_alias=_ours("error_format"))
+    """Form of errors on `/v1` routes: OpenAI's nested object, or TGI's flat one."""
     keepalive_seconds: float = Field(15.0, ge=0, validation_alias=_ours("keepalive_seconds"))
     """A comment is sent on a stream that was silent this long; 0 sends none."""
     graceful_termination_timeout: float = Field(90.0, ge=0)

@@ -67,9 +67,9 @@ class Tokenizer:
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
-    def encode(self, text: str) -> Encoding:
-        """Token ids of a text with their places in it; special tokens are added."""
-        (encoding,) = self._tokenizer.encode_batch([text])
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> Encoding:
+        """Token ids of a text with their places in it."""
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return Encoding(list(encoding.ids), list(encoding.offsets))
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:

@@ -32,6 +32,6 @@ def create_app(settings: Settings) -> ASGIApp:
     app.add_middleware(KnownMethods())
     app.add_middleware(ApiKey(settings.api_key))
     app.req_options.strip_url_path_trailing_slash = True
-    add_error_handlers(app)
+    add_error_handlers(app, settings)
     add_routes(app, services)
     return PlainHttp(DisconnectWatch(app, send_timeout=settings.stall_timeout))

@@ -45,10 +45,11 @@ def service_info(services: Services, card: ModelCard | None) -> Info:
     Args:
         card: of the last worker seen, None when none was.
     """
-    settings, limits = services.settings, services.limits
+    settings, model = services.settings, services.models.default
+    limits = model.limits
     return Info(
         model_id=settings.model_id,
-        model_sha=card.sha if card else services.files.sha,
+        model_sha=card.sha if card else model.files.sha,
         model_dtype=card.dtype if card else f"torch.{settings.dtype or 'float32'}",
         model_device_type=card.device_type if card else "unknown",
         model_pipeline_tag="text-generation",

@@ -41,19 +41,18 @@ _FAILURES: dict[type[TgqError], str] = {
 class RequestRecord:
     """Context of one request, from its parsed body to its end."""
 
-    def __init__(
-        self, metrics: WebMetrics, lifetime: RequestLifetime, *, request_id: str, route: str, stream: bool
-    ) -> None:
+    def __init__(self, metrics: WebMetrics, lifetime: RequestLifetime, *, request_id: str, route: str) -> None:
         self.cause: str | None = None
         """How it ended, once it did."""
         self.timings: Timings | None = None
-        self.valid: ValidRequest | None = None
+        self.prompt_tokens = 0
+        """Of all prompts, once they are validated."""
         self.finish: Finish | None = None
         self._metrics = metrics
         self._lifetime = lifetime
         self._request_id = request_id
         self._route = route
-        self._stream = stream
+        self._stream = False
         self._arrived = self._phase_since = time.monotonic()
         self._phase: Phase = "admission"
         self._gaps = LocalHistogram(metrics.inter_token)
@@ -64,9 +63,12 @@ class RequestRecord:
     def __enter__(self) -> RequestRecord:
         self._metrics.request_count.inc()
         self._metrics.in_flight.inc()
-        if self._stream:
-            self._metrics.streams.inc()
         return self
+
+    def streams(self) -> None:
+        """The answer is to be a stream."""
+        self._stream = True
+        self._metrics.streams.inc()
 
     def entered(self, phase: Phase) -> None:
         """A phase begins and the one before it has ended."""
@@ -76,7 +78,7 @@ class RequestRecord:
         self._phase, self._phase_since = phase, now
 
     def validated(self, valid: ValidRequest) -> None:
-        self.valid = valid
+        self.prompt_tokens += len(valid.prompt_ids)
         self._metrics.input_length.observe(len(valid.prompt_ids))
         self._metrics.max_new_tokens.observe(valid.parameters.max_new_tokens)
 
@@ -181,8 +183,8 @@ class RequestRecord:
         }
         if self.finish is None:
             summary["phase"] = self.phase
-        if self.valid is not None:
-            summary["prompt_tokens"] = len(self.valid.prompt_ids)
+        if self.prompt_tokens:
+            summary["prompt_tokens"] = self.prompt_tokens
         if self.timings is not None:
             summary["validation_ms"] = round(self.validation_seconds * 1000)
         if self.finish is not None:

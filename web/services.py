@@ -8,16 +8,13 @@ from common.admission import Admission
 from common.client.generation import GenerationClient
 from common.engine_metrics import EngineTotals
 from common.garbage import settle_heap
-from common.limits import resolve_limits
 from common.metrics import WebMetrics, multiprocess_directory
-from common.model_files import find_model
 from common.redis_clients import async_redis
 from common.settings import Settings
-from common.tokenizer import Tokenizer
-from common.validation import Validator
 from common.wire import JobClass
 from web.health import HealthCheck
 from web.live_workers import LiveWorkers
+from web.models import Models
 
 
 class Services:
@@ -30,16 +27,14 @@ class Services:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.files = find_model(settings, weights=False)
-        self.limits = resolve_limits(settings, self.files.context_length)
-        self.metrics = WebMetrics(self.limits)
-        self.engine_totals = EngineTotals(multiprocess_directory())
-        self.validator = Validator(settings, self.limits, Tokenizer(self.files))
         self.redis = async_redis(settings)
         self.client = GenerationClient(settings, self.redis)
         self.keys = self.client.keys
         self.admission = Admission(self.redis, self.keys, settings, self.client.process_id)
         self.workers = LiveWorkers(self.redis, self.keys, settings)
+        self.models = Models(settings, self.workers)
+        self.metrics = WebMetrics(self.models.default.limits)
+        self.engine_totals = EngineTotals(multiprocess_directory())
         self.health = HealthCheck(self.client, self.workers)
         self.queues = [self.keys.queue(settings.model_id, job_class) for job_class in get_args(JobClass)]
 
@@ -53,5 +48,5 @@ class Services:
         """Cancel what still runs, give back the permits, disconnect; bounded by the Redis timeouts."""
         await self.client.close()
         await self.admission.close()
-        self.validator.close()
+        self.models.close()
         await self.redis.aclose()

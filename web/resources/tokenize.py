@@ -10,7 +10,7 @@ import falcon
 from falcon.asgi import Request, Response
 
 from common.protocols.json_body import parse_body
-from common.protocols.tgi_answer import SimpleToken, encode
+from common.protocols.tgi_answer import SimpleToken, encode, simple_tokens
 from common.protocols.tgi_request import GenerateRequest
 from web.resources.resource import Resource
 
@@ -22,7 +22,9 @@ class Tokenize(Resource):
 
     async def on_post(self, request: Request, response: Response) -> None:
         body = parse_body(GenerateRequest, await self.read(request))
-        tokens = await self.services.validator.tokenize(body.inputs)
+        validator = self.services.models.default.validator
+        encoding = await validator.tokenize(body.inputs)
+        tokens = await validator.in_thread(lambda: simple_tokens(body.inputs, encoding))
         # The answer may be 25 times as long as the body.
         pieces = await asyncio.to_thread(_array_pieces, tokens)
         response.content_type = falcon.MEDIA_JSON

@@ -47,8 +47,8 @@ async def test_only_adapters_that_every_worker_has_are_known(
         async def seen() -> list[WorkerRecord]:
             return list(records)
 
-        monkeypatch.setattr(workers, "records", seen)
-        return await workers.adapters()
+        monkeypatch.setattr(workers, "all_records", seen)
+        return await workers.adapters("m")
 
     assert await adapters(_record("a", "b"), _record("b", "c"), _record(loaded=False)) == frozenset("b")
     assert await adapters(_record()) == frozenset()
@@ -59,5 +59,5 @@ async def test_without_redis_nothing_is_known(workers: LiveWorkers, monkeypatch:
     async def away() -> list[WorkerRecord]:
         raise RedisConnectionError
 
-    monkeypatch.setattr(workers, "records", away)
+    monkeypatch.setattr(workers, "all_records", away)
     assert await workers.adapters() is None
