@@ -3,6 +3,7 @@
 TgqError
 ├── InvalidRequest            422  validation
 │   └── UnknownAdapter        422  validation
+├── TemplateError             422  template_error
 ├── MalformedBody             400  validation
 ├── UnsupportedMediaType      415  validation
 ├── BodyTimeout               408  timeout
@@ -10,9 +11,12 @@ TgqError
 ├── Unauthorized              401  unauthorized
 ├── NotFound                  404  not_found
 │   ├── RouteNotFound         404  not_found
-│   └── UnknownModel          404  not_found
+│   ├── UnknownModel          404  not_found
+│   └── UnknownModelVersion   404  not_found
 ├── MethodNotAllowed          405  method_not_allowed
 ├── Overloaded                429  overloaded
+│   └── KeyLimited            429  overloaded
+├── IdempotencyConflict       422  validation
 ├── GenerationFailed          424  generation
 ├── IncompleteGeneration      500  incomplete_generation
 ├── DeadlineExceeded          504  timeout
@@ -57,6 +61,16 @@ class UnknownAdapter(InvalidRequest):
     def __init__(self, name: str, known: Iterable[str]) -> None:
         there = ", ".join(f"`{adapter}`" for adapter in sorted(known)) or "none"
         super().__init__(f"`adapter_id` names `{name}`, which is not loaded; there are: {there}")
+
+
+class TemplateError(TgqError):
+    """The model's chat template cannot make a prompt of the messages; the reason is the template's own."""
+
+    status = 422
+    error_type = "template_error"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Template error: {reason}")
 
 
 class MalformedBody(TgqError):
@@ -112,6 +126,14 @@ class UnknownModel(NotFound):
         super().__init__(f"The model `{name}` does not exist")
 
 
+class UnknownModelVersion(NotFound):
+    """The model has no version of this name."""
+
+    def __init__(self, name: str, version: str, known: Iterable[str]) -> None:
+        there = ", ".join(f"`{one}`" for one in known)
+        super().__init__(f"The model `{name}` has no version `{version}`; there are: {there}")
+
+
 class MethodNotAllowed(TgqError):
     """This path does not take that method."""
 
@@ -124,6 +146,17 @@ class Overloaded(TgqError):
 
     status = 429
     error_type = "overloaded"
+
+
+class KeyLimited(Overloaded):
+    """A limit of the caller's API key is reached."""
+
+
+class IdempotencyConflict(TgqError):
+    """This `idempotency-key` was used for another request; send each request with a key of its own."""
+
+    status = 422
+    error_type = "validation"
 
 
 class GenerationFailed(TgqError):

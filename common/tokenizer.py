@@ -79,6 +79,10 @@ class Tokenizer:
         """Whether there is such a token; a model's logits may be wider than its vocabulary."""
         return self._tokenizer.id_to_token(token_id) is not None
 
+    def has_token(self, token: str) -> bool:
+        """Whether there is a token that is written so."""
+        return self._tokenizer.token_to_id(token) is not None
+
     def token_text(self, token_id: int) -> str:
         """Text of one token by itself, special or not: what lists of tokens show. Empty for unknown ids."""
         text = self._token_texts.get(token_id)

@@ -10,6 +10,7 @@ from falcon.asgi import App, Request, Response
 from redis.exceptions import RedisError
 
 from common.errors import (
+    KeyLimited,
     MethodNotAllowed,
     Overloaded,
     RouteNotFound,
@@ -17,9 +18,11 @@ from common.errors import (
     TgqError,
     Unauthorized,
     Unhealthy,
+    UnsupportedMediaType,
 )
 from common.settings import Settings
 from web import sse
+from web.content_coding import ACCEPTED
 from web.dialects import ErrorForm, error_form
 
 log = structlog.get_logger(__name__)
@@ -30,6 +33,8 @@ _MIN_RETRY_SECONDS = 1
 def public_error(error: Exception) -> TgqError:
     """The error a client is told; what is not meant for it becomes one that says nothing."""
     match error:
+        case KeyLimited():
+            return error
         case Overloaded():
             return Overloaded(retry_after=error.retry_after)  # the text TGI's clients know, whatever was full
         case TgqError():
@@ -52,6 +57,8 @@ def write_error(request: Request, response: Response, error: TgqError, form: Err
         response.set_header("retry-after", str(max(error.retry_after or 0, _MIN_RETRY_SECONDS)))
     if isinstance(error, Unauthorized):
         response.set_header("www-authenticate", "Bearer")
+    if isinstance(error, UnsupportedMediaType):
+        response.set_header("accept-encoding", ACCEPTED)
     if getattr(request.context, "stream", False) and wants_events_alone(request):
         response.content_type = sse.CONTENT_TYPE
         response.data = sse.frame(form(error))

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import structlog
 from falcon.asgi import Request
 
-from common.admission import Permit
 from common.client.merged_stream import MergedStream
 from common.client.token_stream import TokenStream
 from common.errors import TgqError
@@ -21,6 +20,7 @@ from common.wire import Tokens
 from web import sse
 from web.dialects import ErrorForm
 from web.disconnect import RequestLifetime
+from web.entry import Entry, enter
 from web.errors import public_error
 from web.models import ServedModel
 from web.request_record import RequestRecord
@@ -40,7 +40,7 @@ class Generation:
         self,
         requests: list[ValidRequest],
         stream: TokenStream | MergedStream,
-        permit: Permit,
+        entry: Entry,
         record: RequestRecord,
         keepalive: float,
     ) -> None:
@@ -52,7 +52,7 @@ class Generation:
         self.requests = requests
         self.record = record
         self._stream = stream
-        self._permit = permit
+        self._entry = entry
         self._keepalive = keepalive or None
         self._begun = True
 
@@ -113,14 +113,14 @@ class Generation:
             if type(told) is TgqError:
                 log.error("unexpected error in a stream", exc_info=error)
             self.record.failed(told)
-            self._permit.release()
+            self._entry.release()
             yield sse.frame(error_form(told))
 
     def _received(self, tokens: Tokens) -> None:
         self.record.received(tokens)
         if tokens.ends:
             # Not when the answer is sent: a client that reads slowly must not keep others out.
-            self._permit.release()
+            self._entry.release()
 
 
 async def open_generation(
@@ -142,18 +142,20 @@ async def open_generation(
 
     Raises:
         InvalidRequest: the request breaks a rule.
-        Overloaded: too many requests are under way, or the queue is full.
+        Overloaded: too many requests are under way, of all or of the key's, or the queue is full.
         ServiceUnavailable: Redis is away.
     """
     lifetime = RequestLifetime.of(request.scope)
     record: RequestRecord = request.context.record
     if stream:
         record.streams()
-    permit = await services.admission.acquire(sequences)
-    lifetime.stack.callback(permit.release)
+    entry = await enter(services, request, model.id, sequences)
+    lifetime.stack.callback(entry.release)
     record.entered("validation")
     jobs, requests = [], []
+    name = "max_new_tokens"
     for ask in await asks():
+        name = ask.names.get("max_new_tokens", "max_new_tokens")
         known_adapters = None if ask.adapter is None else await services.workers.adapters(model.id)
         valid = await model.validator.validate(ask, known_adapters)
         record.validated(valid)
@@ -163,20 +165,25 @@ async def open_generation(
                 valid.prompt_ids, valid.parameters, model=model.id, adapter=valid.adapter, trace=_trace(request)
             )
         )
+    await entry.reserve(requests, name)
     record.entered("dispatch")
     streams = [services.client.generate(job) for job in jobs]
     tokens = streams[0] if len(streams) == 1 else MergedStream(streams)
     lifetime.stack.callback(tokens.close)
     await tokens.__aenter__()
     record.dispatched(tokens.timings)
-    return Generation(requests, tokens, permit, record, services.settings.keepalive_seconds)
+    return Generation(requests, tokens, entry, record, services.settings.keepalive_seconds)
 
 
 def begin_record(services: Services, request: Request) -> None:
     """From here on the request is counted and, once it is over, logged."""
     lifetime = RequestLifetime.of(request.scope)
     record = request.context.record = RequestRecord(
-        services.metrics, lifetime, request_id=request.context.request_id, route=request.uri_template or ""
+        services.metrics,
+        lifetime,
+        request_id=request.context.request_id,
+        route=request.uri_template or "",
+        tenant=request.context.tenant,
     )
     lifetime.stack.enter_context(record)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from common.background import every, stop_tasks
 from common.keys import Keys
 from common.registry import live_workers
 from common.settings import Settings
@@ -16,6 +18,16 @@ from common.wire import ModelCard, WorkerRecord
 
 _MAX_AGE = 0.5
 """Seconds an answer, or the failure to get one, stands for those who ask next."""
+_LOOK_SECONDS = 3.0
+"""A look this often when nobody asks, so that every process has seen the models that were there."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A model as a worker described it, and when it was last there (monotonic)."""
+
+    card: ModelCard
+    at: float
 
 
 class LiveWorkers:
@@ -27,7 +39,14 @@ class LiveWorkers:
         self._settings = settings
         self._reading: asyncio.Task[list[WorkerRecord]] | None = None
         self._read_at = 0.0
-        self._cards: dict[str, ModelCard] = {}
+        self._seen: dict[str, _Seen] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        self._tasks = [asyncio.create_task(every(_LOOK_SECONDS, self._look, "look at the workers"))]
+
+    async def stop(self) -> None:
+        await stop_tasks(self._tasks)
 
     async def all_records(self) -> list[WorkerRecord]:
         """Live workers of every model.
@@ -46,7 +65,7 @@ class LiveWorkers:
         Raises:
             redis.exceptions.RedisError: Redis is away or slow.
         """
-        model = self._settings.model_id if model is None else model
+        model = self._settings.model_name if model is None else model
         return [record for record in await self.all_records() if record.model == model]
 
     async def ready(self, model: str | None = None) -> bool:
@@ -62,16 +81,22 @@ class LiveWorkers:
         try:
             records = await self.all_records()
         except RedisError:
-            return self._cards
+            return {name: seen.card for name, seen in self._seen.items()}
         return {record.model: record.card for record in records if record.card is not None}
+
+    async def recent_cards(self) -> dict[str, ModelCard]:
+        """Like `cards`, with the models whose last worker went so lately that a request sent then may still wait."""
+        since = time.monotonic() - self._settings.queue_timeout
+        recent = {name: seen.card for name, seen in self._seen.items() if seen.at >= since}
+        return recent | await self.cards()
 
     async def card(self, model: str | None = None) -> ModelCard | None:
         """A model as a worker described it, now or the last time one was seen; None when none ever was."""
-        model = self._settings.model_id if model is None else model
-        if model not in self._cards:
-            with suppress(RedisError):
-                await self.all_records()
-        return self._cards.get(model)
+        model = self._settings.model_name if model is None else model
+        if model not in self._seen:
+            await self._look()
+        seen = self._seen.get(model)
+        return None if seen is None else seen.card
 
     async def adapters(self, model: str | None = None) -> frozenset[str] | None:
         """Adapters that every worker has which could get the job; None when no worker is there to ask."""
@@ -81,10 +106,16 @@ class LiveWorkers:
             return None
         return frozenset.intersection(*(frozenset(card.adapters) for card in cards)) if cards else None
 
+    async def _look(self) -> None:
+        with suppress(RedisError):
+            await self.all_records()
+
     async def _read(self) -> list[WorkerRecord]:
         try:
             records = await live_workers(self._redis, self._keys, self._settings.worker_dead_after)
         finally:
             self._read_at = time.monotonic()
-        self._cards.update({record.model: record.card for record in records if record.card is not None})
+        for record in records:
+            if record.card is not None:
+                self._seen[record.model] = _Seen(record.card, self._read_at)
         return records

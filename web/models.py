@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import structlog
 
+from common.chat_template import ChatTemplate
 from common.errors import ServiceUnavailable, UnknownModel
 from common.grammar_checker import GrammarChecker
 from common.limits import Limits, resolve_limits
-from common.model_files import ModelFiles, ModelNotFound, find_model
+from common.model_files import ModelFiles, find_model
 from common.settings import Settings
 from common.tokenizer import Tokenizer
 from common.validation import Validator
@@ -19,6 +20,9 @@ from common.wire import ModelCard
 from web.live_workers import LiveWorkers
 
 log = structlog.get_logger(__name__)
+
+_READ_SECONDS = 20.0
+"""How long a request waits for the files of its model."""
 
 DEFAULT_NAMES = frozenset(("", "tgi", "dummy"))
 """Names that clients of servers with one model send; they mean the default model."""
@@ -29,9 +33,17 @@ class ServedModel:
     """One model as web processes need it."""
 
     id: str
+    """Its name to requests, workers and the queue."""
     files: ModelFiles
     limits: Limits
     validator: Validator
+    chat_template: ChatTemplate
+    revision: str | None = None
+
+    @property
+    def versions(self) -> list[str]:
+        """Names of its one version: `1`, and what it is called where it comes from."""
+        return list(dict.fromkeys(("1", *filter(None, (self.revision, self.files.sha)))))
 
 
 @dataclass(frozen=True)
@@ -42,8 +54,22 @@ class Chosen:
     adapter: str | None = None
 
 
+@dataclass(frozen=True)
+class Listed:
+    """A name that requests may give as their model."""
+
+    name: str
+    parent: str | None = None
+    """The model that an adapter adapts."""
+
+
 class Models:
-    """Finds models by name; those other than the default are read when they are first asked for."""
+    """Finds models by name; those other than the default are read when they are first asked for.
+
+    The default model is always one of them: its requests wait in its queue when no worker is there. So do those of
+    another model whose last worker went less than `queue_timeout` ago, for it may come back before they are given up;
+    after that there is no such model any more.
+    """
 
     def __init__(self, settings: Settings, workers: LiveWorkers) -> None:
         """
@@ -56,52 +82,95 @@ class Models:
         self._threads = ThreadPoolExecutor(settings.validation_workers, thread_name_prefix="validation")
         self._grammars = GrammarChecker(settings.grammar_timeout)
         files = find_model(settings, weights=False)
-        self.default = self._served(files, resolve_limits(settings, files.context_length))
-        self._others: dict[str, ServedModel] = {}
-        self._loading = asyncio.Lock()
+        limits = resolve_limits(settings, files.context_length)
+        self.default = self._served(settings.model_name, files, limits, settings.revision)
+        self._others: dict[str, _Other] = {}
 
     def close(self) -> None:
         self._grammars.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def find(self, name: str | None) -> Chosen:
-        """The model of this name, or the default one with the adapter of this name.
+        """The model of this name, or the model that has an adapter of this name with it.
 
         Raises:
             UnknownModel: no live worker has either.
-            ServiceUnavailable: a worker serves it, but its tokenizer is not to be had here.
+            ServiceUnavailable: a worker serves it, but its tokenizer is not to be had here, or not yet.
         """
         if name is None or name in DEFAULT_NAMES or name == self.default.id:
             return Chosen(self.default)
-        card = (await self._workers.cards()).get(name)
-        if card is not None:
-            return Chosen(await self._other(card))
-        if name in (await self._workers.adapters() or ()):
-            return Chosen(self.default, name)
-        if self._settings.accept_any_model:
+        cards = await self._workers.recent_cards()
+        if name in cards:
+            return Chosen(await self._named(name, cards))
+        for model in self._default_first(cards):
+            if name in await self._adapters(model, cards[model]):
+                return Chosen(await self._named(model, cards), name)
+        if self._settings.accept_any_model or name == self._settings.model_id:
             return Chosen(self.default)
         raise UnknownModel(name)
 
-    async def _other(self, card: ModelCard) -> ServedModel:
-        async with self._loading:
-            served = self._others.get(card.model_id)
-            if served is None:
-                try:
-                    served = await asyncio.to_thread(self._read, card)
-                except (ModelNotFound, OSError, ValueError) as error:
-                    log.warning("model_unreadable", model=card.model_id, error=str(error))
-                    raise ServiceUnavailable(f"The tokenizer of `{card.model_id}` is not available here") from error
-                self._others[card.model_id] = served
-        return served
+    async def listed(self) -> list[Listed]:
+        """The default model and whatever else live workers serve now, each with its adapters."""
+        cards = await self._workers.cards()
+        listed = []
+        for model in dict.fromkeys([self.default.id, *self._default_first(cards)]):
+            listed.append(Listed(model))
+            if model in cards:
+                listed += [Listed(adapter, model) for adapter in sorted(await self._adapters(model, cards[model]))]
+        return listed
 
-    def _read(self, card: ModelCard) -> ServedModel:
+    async def queued(self) -> set[str]:
+        """The models whose queues may hold jobs."""
+        return {self.default.id, *await self._workers.recent_cards()}
+
+    def _default_first(self, cards: dict[str, ModelCard]) -> list[str]:
+        return sorted(cards, key=lambda model: (model != self.default.id, model))
+
+    async def _adapters(self, model: str, card: ModelCard) -> frozenset[str]:
+        adapters = await self._workers.adapters(model)
+        return frozenset(card.adapters) if adapters is None else adapters
+
+    async def _named(self, name: str, cards: dict[str, ModelCard]) -> ServedModel:
+        if name == self.default.id:
+            return self.default
+        card = cards[name]
+        other = self._others.get(name)
+        if other is None or not other.is_of(card):
+            other = self._others[name] = _Other(card, asyncio.create_task(asyncio.to_thread(self._read, name, card)))
+        # Its files may have to be fetched from the hub; whoever gives up leaves that to the next.
+        done, _ = await asyncio.wait([other.reading], timeout=_READ_SECONDS)
+        if not done:
+            raise ServiceUnavailable(f"The tokenizer of `{name}` is not here yet")
+        error = other.reading.exception()  # whatever it is, this model cannot be served, and others can
+        if error is None:
+            return other.reading.result()
+        log.warning("model_unreadable", model=name, error=str(error))
+        self._others.pop(name, None)
+        raise ServiceUnavailable(f"The tokenizer of `{name}` is not available here") from error
+
+    def _read(self, name: str, card: ModelCard) -> ServedModel:
         files = find_model(
             self._settings.model_copy(update={"model_id": card.model_id, "revision": card.sha}), weights=False
         )
         total = card.max_total_tokens
         inputs = min(self._settings.max_input_tokens or total - 1, total - 1)
-        return self._served(files, Limits(max_input_tokens=inputs, max_total_tokens=total))
+        return self._served(name, files, Limits(max_input_tokens=inputs, max_total_tokens=total))
 
-    def _served(self, files: ModelFiles, limits: Limits) -> ServedModel:
+    def _served(self, name: str, files: ModelFiles, limits: Limits, revision: str | None = None) -> ServedModel:
         validator = Validator(self._settings, limits, Tokenizer(files), self._grammars, self._threads)
-        return ServedModel(files.model_id, files, limits, validator)
+        return ServedModel(name, files, limits, validator, ChatTemplate.of(files), revision)
+
+
+@dataclass(frozen=True)
+class _Other:
+    """A model beside the default one, read once for as long as its workers serve the same."""
+
+    card: ModelCard
+    reading: asyncio.Task[ServedModel]
+
+    def is_of(self, card: ModelCard) -> bool:
+        return (self.card.model_id, self.card.sha, self.card.max_total_tokens) == (
+            card.model_id,
+            card.sha,
+            card.max_total_tokens,
+        )

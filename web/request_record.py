@@ -12,8 +12,10 @@ from common.client.timings import Timings
 from common.errors import (
     DeadlineExceeded,
     GenerationFailed,
+    IdempotencyConflict,
     IncompleteGeneration,
     InvalidRequest,
+    KeyLimited,
     Overloaded,
     ServiceUnavailable,
     TgqError,
@@ -29,8 +31,10 @@ log = structlog.get_logger(__name__)
 
 _FAILURES: dict[type[TgqError], str] = {
     # TGI's words where it has one
+    KeyLimited: "rate_limited",  # before what it is a kind of
     Overloaded: "overloaded",
     InvalidRequest: "validation",
+    IdempotencyConflict: "validation",
     GenerationFailed: "generation",
     IncompleteGeneration: "incomplete",
     DeadlineExceeded: "timeout",
@@ -41,7 +45,9 @@ _FAILURES: dict[type[TgqError], str] = {
 class RequestRecord:
     """Context of one request, from its parsed body to its end."""
 
-    def __init__(self, metrics: WebMetrics, lifetime: RequestLifetime, *, request_id: str, route: str) -> None:
+    def __init__(
+        self, metrics: WebMetrics, lifetime: RequestLifetime, *, request_id: str, route: str, tenant: str = ""
+    ) -> None:
         self.cause: str | None = None
         """How it ended, once it did."""
         self.timings: Timings | None = None
@@ -52,6 +58,7 @@ class RequestRecord:
         self._lifetime = lifetime
         self._request_id = request_id
         self._route = route
+        self._tenant = tenant
         self._stream = False
         self._arrived = self._phase_since = time.monotonic()
         self._phase: Phase = "admission"
@@ -101,6 +108,10 @@ class RequestRecord:
             self.finish = tokens.finish
             self._succeeded(now)
 
+    def replayed(self) -> None:
+        """The answer is that of an earlier call."""
+        self._end("replayed")
+
     def failed(self, error: TgqError) -> None:
         """The request ended with an error that its client is told."""
         if self.cause is not None:
@@ -131,6 +142,11 @@ class RequestRecord:
         if self._phase != "queue" or self.timings is None or self.timings.accepted is None:
             return self._phase
         return "prefill" if self.timings.first_token is None else "decode"
+
+    @property
+    def spent_tokens(self) -> int:
+        """Of the prompts and generated so far, of a request that was queued."""
+        return self.prompt_tokens + self._tokens if self.timings is not None else 0
 
     # -- figures of a finished request, in seconds
 
@@ -181,6 +197,8 @@ class RequestRecord:
             "generated_tokens": self._tokens,
             "total_ms": round(self.total_seconds * 1000),
         }
+        if self._tenant:
+            summary["key"] = self._tenant
         if self.finish is None:
             summary["phase"] = self.phase
         if self.prompt_tokens:

@@ -138,7 +138,7 @@ class GenerationClient:
         now = time.time()
         return Job(
             id=secrets.token_hex(16),
-            model=self.settings.model_id if model is None else model,
+            model=self.settings.model_name if model is None else model,
             prompt_ids=prompt_ids,
             adapter=adapter,
             parameters=parameters,

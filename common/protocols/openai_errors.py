@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from common.errors import (
+    IdempotencyConflict,
     InvalidRequest,
     MalformedBody,
     NotFound,
@@ -24,6 +25,7 @@ _CODES: dict[type[TgqError], str] = {
     UnknownModel: "model_not_found",
     UnknownAdapter: "model_not_found",
     Overloaded: "rate_limit_exceeded",
+    IdempotencyConflict: "idempotency_key_reused",
 }
 """`code` where OpenAI has a word for it; elsewhere our own `error_type`."""
 
@@ -60,6 +62,8 @@ def _kind(error: TgqError) -> str:
             return "authentication_error"
         case NotFound() | InvalidRequest() | MalformedBody():
             return "invalid_request_error"
+        case IdempotencyConflict():
+            return "idempotency_error"
         case Overloaded():
             return "rate_limit_error"
         case _:

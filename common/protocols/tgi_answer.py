@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from itertools import accumulate
 
@@ -13,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from common.errors import TgqError
+from common.protocols.best_of import mean_logprob
 from common.tokenizer import Encoding
 from common.wire import Finish, FinishReason, Tokens, TopToken
 from common.wire import PrefillToken as WirePrefillToken
@@ -232,8 +232,7 @@ class _Child:
 
     @property
     def mean_logprob(self) -> float:
-        logprobs = [-math.inf if token.logprob is None else token.logprob for token in self.tokens]
-        return math.fsum(logprobs) / len(logprobs) if logprobs else -math.inf
+        return mean_logprob(self.tokens)
 
 
 def simple_tokens(text: str, encoding: Encoding) -> list[SimpleToken]:

@@ -16,6 +16,7 @@ from typing import Any
 from gunicorn.app.base import BaseApplication
 from gunicorn.glogging import Logger
 
+from common.api_keys import KeyRing
 from common.logs import configure_logging
 from common.settings import Settings
 from ops.child_process import die_with_parent
@@ -33,7 +34,11 @@ def run(configuration: Configuration) -> int:
     """Serve until told to stop; returns the exit status. SIGTERM drains, a second signal ends it at once."""
     settings = configuration.settings
     try:
+        KeyRing(settings)
         check_port(settings.hostname, settings.port)
+    except ValueError as error:
+        print(f"tgq: {error}", file=sys.stderr)
+        return 1
     except PortTaken as error:
         print(f"tgq: {error}; PORT and HOSTNAME choose another address", file=sys.stderr)
         return 1

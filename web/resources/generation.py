@@ -7,12 +7,13 @@ from typing import Protocol
 
 from falcon.asgi import Request, Response
 
-from common.protocols.json_body import Model, parse_body
+from common.protocols.json_body import Model
 from common.validation import Ask, ValidRequest
-from common.wire import Tokens
+from common.wire import WIRE_VERSION, KeptAnswer, Tokens
 from web import sse
 from web.dialects import error_form
 from web.generation import Generation, begin_record, open_generation
+from web.idempotency import HEADER, idempotency_key
 from web.models import ServedModel
 from web.resources.resource import Resource, write_json
 from web.timing_headers import answer_headers, prompt_headers
@@ -66,33 +67,46 @@ class GenerationResource(Resource):
 
     async def parsed(self, request: Request, model: type[Model]) -> Model:
         """The body; from here on the request is counted and logged."""
-        body = parse_body(model, await self.read(request))
+        body = await super().parsed(request, model)
         begin_record(self.services, request)
         return body
 
     async def respond(self, request: Request, response: Response, call: Call) -> None:
         request.context.stream = call.stream
-        generation = await open_generation(
+        if call.stream:
+            await self._stream(request, response, call)
+            return
+        key = idempotency_key(request)
+        if key is None:
+            answer = await self._whole(request, call)
+        else:
+            answer = await self.services.idempotency.once(request, key, lambda: self._whole(request, call))
+        response.set_headers(answer.headers)
+        write_json(response, answer.body)
+
+    async def _open(self, request: Request, call: Call) -> Generation:
+        return await open_generation(
             self.services, request, call.model, call.asks, sequences=call.sequences, stream=call.stream
         )
-        fold = call.fold(generation.requests)
-        if call.stream:
-            await self._stream(request, response, call, generation, fold)
-        else:
-            body = fold.body(await generation.all())
-            response.set_headers(await self._prompt_headers(call))
-            response.set_headers(answer_headers(generation.record, fold.generated_tokens))
-            write_json(response, body)
 
-    async def _stream(
-        self, request: Request, response: Response, call: Call, generation: Generation, fold: Fold
-    ) -> None:
+    async def _whole(self, request: Request, call: Call) -> KeptAnswer:
+        generation = await self._open(request, call)
+        fold = call.fold(generation.requests)
+        body = fold.body(await generation.all())
+        headers = await self._prompt_headers(call, call.ignored)
+        headers |= answer_headers(generation.record, fold.generated_tokens)
+        return KeptAnswer(WIRE_VERSION, headers, body)
+
+    async def _stream(self, request: Request, response: Response, call: Call) -> None:
+        ignored = [*call.ignored, HEADER] if request.get_header(HEADER) is not None else call.ignored
+        generation = await self._open(request, call)
+        fold = call.fold(generation.requests)
         await generation.begun()
-        response.set_headers({**await self._prompt_headers(call), **sse.HEADERS})
+        response.set_headers({**await self._prompt_headers(call, ignored), **sse.HEADERS})
         response.content_type = sse.CONTENT_TYPE
         response.stream = generation.chunks(
             fold.stream_events, error_form(request.path, self.services.settings), first=call.first, last=call.last
         )
 
-    async def _prompt_headers(self, call: Call) -> dict[str, str]:
-        return await prompt_headers(self.services, call.model.id, call.characters, call.ignored)
+    async def _prompt_headers(self, call: Call, ignored: list[str]) -> dict[str, str]:
+        return await prompt_headers(self.services, call.model.id, call.characters, ignored)

@@ -15,12 +15,13 @@ from falcon.testing import create_scope
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
+from common.api_keys import KeyRing
 from common.settings import Settings
 from common.tokenizer import Encoding
 from web import body
 from web.disconnect import DisconnectWatch, RequestLifetime, Scope
 from web.errors import add_error_handlers
-from web.middleware.api_key import ApiKey
+from web.middleware.api_key import ApiKeys
 from web.middleware.known_methods import KnownMethods
 from web.plain_http import PlainHttp
 from web.resources.resource import Resource
@@ -52,10 +53,11 @@ class Exchange:
         self._parts = list(parts)
         app: App[Request, Response] = App()
         app.add_middleware(KnownMethods())
-        app.add_middleware(ApiKey(SecretStr(key) if key is not None else None))
-        add_error_handlers(app, Settings.of())
+        settings = Settings.of(api_key=SecretStr(key) if key is not None else None)
+        app.add_middleware(ApiKeys(KeyRing(settings), settings))
+        add_error_handlers(app, settings)
 
-        async def tokenize(text: str) -> Encoding:
+        async def tokenize(text: str, *, special_tokens: bool) -> Encoding:
             count = int(text)
             return Encoding(list(range(count)), [(0, 1)] * count)
 
