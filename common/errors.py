@@ -2,6 +2,7 @@
 
 TgqError
 ├── InvalidRequest            422  validation
+│   ├── TooLong               422  validation
 │   └── UnknownAdapter        422  validation
 ├── TemplateError             422  template_error
 ├── MalformedBody             400  validation
@@ -53,6 +54,10 @@ class InvalidRequest(TgqError):
     def __init__(self, reason: str) -> None:
         # TGI's clients and tests match on this prefix.
         super().__init__(f"Input validation error: {reason}")
+
+
+class TooLong(InvalidRequest):
+    """The prompt, or prompt and answer, do not fit the context."""
 
 
 class UnknownAdapter(InvalidRequest):

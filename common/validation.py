@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from common.errors import InvalidRequest, UnknownAdapter
+from common.errors import InvalidRequest, TooLong, UnknownAdapter
 from common.grammar import Grammar
 from common.grammar_checker import GrammarChecker
 from common.limits import Limits
@@ -134,12 +134,12 @@ class Validator:
         if not inputs:
             raise InvalidRequest("`inputs` must hold at least one token")
         if inputs + max_new_tokens > self.limits.max_total_tokens:
-            raise InvalidRequest(
+            raise TooLong(
                 f"`inputs` tokens + `max_new_tokens` must be at most {self.limits.max_total_tokens}, "
                 f"given {inputs} `inputs` tokens and {max_new_tokens} `max_new_tokens`"
             )
         if inputs > self.limits.max_input_tokens:
-            raise InvalidRequest(f"`inputs` must have at most {self.limits.max_input_tokens} tokens, given {inputs}")
+            raise TooLong(f"`inputs` must have at most {self.limits.max_input_tokens} tokens, given {inputs}")
 
     async def _grammar(self, make: Callable[[], Grammar]) -> Grammar:
         if self._settings.disable_grammar_support:

@@ -106,6 +106,7 @@ class ChatFold:
         """The JSON of the chunks: the role, one for each token that adds something, the end in one of its own."""
         index = event.child
         choice = self._choices[index]
+        running = choice.end is None
         chunks = []
         if not choice.begun:
             # Where there may be calls, content is null until there is some.
@@ -114,7 +115,7 @@ class ChatFold:
         for delta, logprob in choice.take(event):
             logprobs = None if logprob is None else ChatLogprobs([logprob])
             chunks.append(self._chunk(ChunkChoice(index, delta, logprobs)))
-        if choice.end is not None:
+        if running and choice.end is not None:
             ended = ChunkChoice(index, Delta(), None, _reason(choice, choice.end), choice.end.stop)
             chunks.append(self._chunk(ended))
         if event.ends and self._answer.usage.at_end:

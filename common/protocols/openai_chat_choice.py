@@ -57,8 +57,11 @@ class ChatChoice:
     def take(self, event: Tokens) -> Iterator[tuple[Delta, TokenLogprob | None]]:
         """What the tokens of an event add.
 
-        Every token comes once where log probabilities are wanted, otherwise only those that add something.
+        Every token comes once where log probabilities are wanted, otherwise only those that add something. A choice may be
+        told to be over once more, with the end of its request.
         """
+        if self.end is not None:
+            return
         self.begun = True
         texts, end = self._stops.texts(event)
         for token, text in zip(event.tokens, texts, strict=True):

@@ -73,6 +73,7 @@ class CompletionFold:
         """The JSON of the chunks: the prompt if it is echoed, one for each token that adds something, the end in one of its own."""
         index = event.child
         sequence = self._sequences[index]
+        running = sequence.end is None
         chunks = []
         if not sequence.begun and sequence.prompt:
             chunks.append(self._chunk(Choice(index, sequence.prompt, None, None)))
@@ -83,8 +84,7 @@ class CompletionFold:
                 chunks.append(self._chunk(Choice(index, text, logprobs, None)))
             elif text:
                 chunks.append(self._chunk(Choice(index, text, None, None)))
-        end = sequence.end
-        if end is not None:
+        if running and (end := sequence.end) is not None:
             chunks.append(self._chunk(Choice(index, "", None, end.reason, end.stop)))
         if event.ends and self._answer.usage.at_end:
             chunks.append(self._encode([], self._usage()))

@@ -48,7 +48,12 @@ class CompletionSequence:
         return mean_logprob(self._tokens)
 
     def take(self, event: Tokens) -> Iterator[tuple[Token, str, int]]:
-        """Each token, what it adds to the text, and where that begins."""
+        """Each token, what it adds to the text, and where that begins.
+
+        A sequence may be told to be over once more, with the end of its request.
+        """
+        if self.end is not None:
+            return
         self.begun = True
         finish = event.finish
         if finish is not None and finish.prefill:

@@ -14,6 +14,7 @@ from common.errors import (
     NotFound,
     Overloaded,
     TgqError,
+    TooLong,
     Unauthorized,
     UnknownAdapter,
     UnknownModel,
@@ -24,6 +25,7 @@ _CODES: dict[type[TgqError], str] = {
     Unauthorized: "invalid_api_key",
     UnknownModel: "model_not_found",
     UnknownAdapter: "model_not_found",
+    TooLong: "context_length_exceeded",
     Overloaded: "rate_limit_exceeded",
     IdempotencyConflict: "idempotency_key_reused",
 }

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -237,7 +238,7 @@ def test_models(client: OpenAI) -> None:
 def test_errors_are_its_own(scripted_service: LocalService, client: OpenAI) -> None:
     with pytest.raises(openai.UnprocessableEntityError) as refused:
         client.chat.completions.create(model="scripted", messages=said("x"), max_tokens=999_999)
-    assert refused.value.code == "validation"
+    assert refused.value.code == "context_length_exceeded"
     assert "999999" in refused.value.message
     with pytest.raises(openai.UnprocessableEntityError) as refused:
         client.chat.completions.create(model="scripted", messages=said("x"), max_tokens=999_999, stream=True)
@@ -331,3 +332,11 @@ def test_the_real_models_log_probabilities_of_a_prompt(real_service: LocalServic
         assert alone.token_logprobs == logprobs.token_logprobs[:-1]
         assert scored.usage is not None
         assert scored.usage.completion_tokens == 0
+        ids = [token["id"] for token in httpx.post(f"{real_service.url}/tokenize", json={"inputs": prompt}).json()]
+        harness = client.completions.create(
+            model="tgi", prompt=[ids, ids[:3]], max_tokens=1, temperature=0, logprobs=1, echo=True, seed=1234
+        )
+        for choice, length in zip(harness.choices, (len(ids), 3), strict=True):
+            found: Any = choice.logprobs
+            assert found.token_logprobs[:length] == logprobs.token_logprobs[:length]
+            assert found.text_offset[:length] == logprobs.text_offset[:length]

@@ -19,6 +19,7 @@ from common.errors import (
     PayloadTooLarge,
     ServiceUnavailable,
     TgqError,
+    TooLong,
     UnknownAdapter,
     UnsupportedMediaType,
 )
@@ -30,6 +31,7 @@ BODY_ERRORS: Errors = (MalformedBody, BodyTimeout, PayloadTooLarge, UnsupportedM
 """Of every route that reads a body."""
 GENERATION_ERRORS: Errors = (
     *BODY_ERRORS,
+    TooLong,
     UnknownAdapter,
     IdempotencyConflict,
     GenerationFailed,

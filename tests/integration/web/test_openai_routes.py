@@ -164,19 +164,24 @@ async def test_the_best_of_several_and_an_echo(client: httpx.AsyncClient, redis_
     assert second["logprobs"]["tokens"] == ["r", "s", "t", "r", "0"]
 
 
+TOO_LONG: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {**SAY, "max_tokens": 999_999}),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 300}]}),
+]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
+        *((path, body, "messages") for path, body in TOO_LONG),
         (CHAT, {**SAY, "max_tokens": 0}, "max_tokens"),
-        (CHAT, {**SAY, "max_tokens": 999_999}, "messages"),
         (CHAT, {**SAY, "frequency_penalty": 3}, "frequency_penalty"),
         (CHAT, {**SAY, "n": 9}, "n"),
         (CHAT, {**SAY, "top_logprobs": 1}, "top_logprobs"),
         (CHAT, {**SAY, "logit_bias": {"9999": 1}}, "logit_bias"),
         (CHAT, {**SAY, "response_format": {"type": "regex", "value": "[a"}}, "response_format"),
         (CHAT, {**SAY, "tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
-        (CHAT, {"messages": [{"role": "user", "content": "x" * 300}]}, "messages"),
         (CHAT, {"max_tokens": 1}, "messages"),
         (TEXT, {"prompt": ""}, "prompt"),
         (TEXT, {"prompt": [[]]}, "prompt"),
@@ -197,7 +202,8 @@ async def test_a_refusal_comes_before_anything_is_queued(
     assert response.headers["content-type"] == "application/json"
     error = response.json()["error"]
     assert list(error) == ["message", "type", "param", "code"]
-    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, "validation")
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert error["code"] == ("context_length_exceeded" if (path, body) in TOO_LONG else "validation")
     assert len(fake.jobs) == 1, "only the next request, which is served"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequest
-from common.grammar import MAX_TOOLS_BYTES
+from common.grammar import MAX_TOOLS_BYTES, MAX_VALUES
 from common.protocols.tools import ToolUse, read_tools
 from common.tool_format import HERMES
 from common.tool_grammar import Function, read_calls
@@ -125,8 +125,18 @@ def test_what_is_refused(tools: Any, choice: Any, message: str) -> None:
     assert caught.value.message.startswith(f"Input validation error: {message}")
 
 
-def test_schemas_have_a_limit_together() -> None:
-    large = SCHEMA | {"description": "x" * (MAX_TOOLS_BYTES // 100)}
-    use = read([tool(f"f{place}", parameters=large) for place in range(128)])
-    with pytest.raises(InvalidRequest, match=f"at most {MAX_TOOLS_BYTES} are allowed"):
-        use.grammar(HERMES)
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"description": "x" * (MAX_TOOLS_BYTES // 100)}, f"at most {MAX_TOOLS_BYTES} are allowed"),
+        ({"enum": list(range(300))}, f"more than {4 * MAX_VALUES} values"),
+    ],
+    ids=["bytes", "values"],
+)
+def test_schemas_have_limits_together(more: dict[str, Any], reason: str) -> None:
+    def use(count: int) -> ToolUse:
+        return read([tool(f"f{place}", parameters=SCHEMA | more) for place in range(count)])
+
+    use(90).grammar(HERMES)
+    with pytest.raises(InvalidRequest, match=reason):
+        use(128).grammar(HERMES)
