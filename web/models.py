@@ -26,6 +26,8 @@ _READ_SECONDS = 20.0
 
 DEFAULT_NAMES = frozenset(("", "tgi", "dummy"))
 """Names that clients of servers with one model send; they mean the default model."""
+_ADDRESS = ("http://", "https://")
+"""How names begin that mean it too: Hugging Face's JavaScript client sends the address that it was given."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Models:
             UnknownModel: no live worker has either.
             ServiceUnavailable: a worker serves it, but its tokenizer is not to be had here, or not yet.
         """
-        if name is None or name in DEFAULT_NAMES or name == self.default.id:
+        if name is None or name in DEFAULT_NAMES or name == self.default.id or name.startswith(_ADDRESS):
             return Chosen(self.default)
         cards = await self._workers.recent_cards()
         if name in cards:

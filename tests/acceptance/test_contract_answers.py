@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
 from ops.local_service import LocalService
-from tests.acceptance.native import Occupied, another_web_node
+from tests.acceptance.native import another_web_node, script, until
 from tests.contract.contracts import NAMES, Operation, Schema, any_of, components, operations, validator
 from tests.contract.coverage import Coverage, Part, names, parts, shown
 from tests.contract.deviations import COMPONENTS, NEVER_ANSWERED, NEVER_SEEN, NEVER_TAKEN, RESPONSES, UNUSED
@@ -25,22 +27,43 @@ NAMED = [pytest.param(*answer, id=f"{answer[0].name} {answer[1]} {answer[2]}".st
 @pytest.fixture(scope="module")
 def answers(scripted_service: LocalService) -> Iterator[list[Answer]]:
     """All exchanges made, once."""
-    flat = {"TGQ_ERROR_FORMAT": "tgi", "MAX_CONCURRENT_REQUESTS": "1"}
+    flat = {"TGQ_ERROR_FORMAT": "tgi"}
     with (
         another_web_node(scripted_service, flat) as (flat_url, _),
+        another_web_node(scripted_service, {**flat, "MAX_CONCURRENT_REQUESTS": "1"}) as (narrow_url, _),
         another_web_node(scripted_service, {"TGQ_KEY_PREFIX": "nobody"}) as (lonely_url, _),
     ):
         urls: dict[Node, str] = {
             "usual": scripted_service.url,
             "flat": flat_url,
-            "full": flat_url,
+            "full": narrow_url,
             "alone": lonely_url,
         }
         with Nodes(urls) as nodes:
             made = [nodes.exchanged(exchange) for exchange in EXCHANGES if exchange.node != "full"]
-            with Occupied(flat_url):
+            with occupied(narrow_url):
                 made += [nodes.exchanged(exchange) for exchange in EXCHANGES if exchange.node == "full"]
         yield made
+
+
+@contextmanager
+def occupied(url: str) -> Iterator[None]:
+    """The only place of a node is taken by a stream that goes on until the block ends."""
+    body = {"inputs": script("slow ", repeat=1000, step_ms=50), "parameters": {"max_new_tokens": 1000}}
+    with httpx.Client(timeout=60, trust_env=False) as client:
+
+        def taken() -> httpx.Response | None:
+            response = client.send(client.build_request("POST", f"{url}/generate_stream", json=body), stream=True)
+            if response.status_code == 200:
+                return response
+            response.close()  # the requests before, at any node, leave their places a moment after their answers
+            return None
+
+        response = until(taken, "the place to be free")
+        try:
+            yield
+        finally:
+            response.close()
 
 
 def schemas(contract: str) -> dict[str, Schema]:

@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from common.model_files import default_model_folder
 from common.settings import Settings
 from ops.local_service import LocalService
-from tests.clients.catalogue import FAMILIES, Family
+from tests.clients.catalogue import FAMILIES, NOT_TRIED, Family
 from tests.clients.environments import Environment, NotInstallable
 from tests.clients.run_checks import Services
 
@@ -43,7 +44,10 @@ def main(names: list[str]) -> int:
         model = str(default_model_folder(Settings()))
         services = Services(scripted=scripted.url, real=real.url, key=KEY, model=model, folder=folder)
         failures = [_try(environment, services) for environment in ready]
-    print(f"\n{sum(failures)} failed")
+    print()
+    for name, reason in () if names else NOT_TRIED.items():
+        _row(name, "", "not tried", reason)
+    print(f"{sum(failures)} failed")
     return 1 if any(failures) else 0
 
 
@@ -64,22 +68,19 @@ def _try(environment: Environment, services: Services) -> int:
     log = environment.folder / "checks.log"
     command = environment.command(HERE / "programs", json.dumps(asdict(services)))
     failed = 0
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            command, cwd=services.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
-        )
-        try:
-            output, _ = process.communicate(timeout=family.seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, _ = process.communicate()
-            failed += 1
-            _row(family.name, "all checks", "failed", f"not done after {family.seconds} s; see {log}")
-    for result in map(json.loads, output.splitlines()):
-        failed += _show(family.name, result)
-    if process.returncode > 0:
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, cwd=services.folder, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        timer = threading.Timer(family.seconds, process.kill)
+        timer.start()
+        for line in process.stdout or ():
+            failed += _show(family.name, json.loads(line))
+        ending = process.wait()
+        timer.cancel()
+    if ending:
         failed += 1
-        _row(family.name, "program", "failed", f"ended with {process.returncode}; see {log}")
+        _row(family.name, "all checks", "failed", f"ended with {ending} ({family.seconds} s are allowed); see {log}")
     return failed
 
 

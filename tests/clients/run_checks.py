@@ -80,7 +80,7 @@ def _load(program: Path) -> ModuleType:
 
 
 def _checks(module: ModuleType) -> Iterator[tuple[str, Callable[[Services], Any]]]:
-    for name, member in vars(module).items():
+    for name, member in list(vars(module).items()):
         if name.startswith("check_"):
             yield name.removeprefix("check_").replace("_", " "), member
 

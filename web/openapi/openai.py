@@ -28,8 +28,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         tag=TAG,
         summary="Answer a chat, whole or streamed",
         description=(
-            "`tgi`, `dummy` and an empty name mean the default model. A stream begins with the role, ends each choice with "
-            "its finish reason, and tells usage where `stream_options` ask for it."
+            "`tgi`, `dummy`, an empty name and an address mean the default model. A stream begins with the role, ends each "
+            "choice with its finish reason, and tells usage where `stream_options` ask for it."
         ),
         body=ChatRequest,
         answer=ChatCompletion,

@@ -28,8 +28,7 @@ def get_weather(city: str) -> str:
 
 
 def of(services: Services, url: str) -> Any:
-    headers = {"Authorization": f"Bearer {services.key}"}
-    return TextGenerationInference(model_url=url, headers=headers, timeout=60, max_tokens=100)
+    return TextGenerationInference(model_url=url, token=services.key, timeout=60, max_tokens=100)
 
 
 def said(services: Services, text: str) -> list[Any]:

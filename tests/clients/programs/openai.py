@@ -103,33 +103,23 @@ def check_models(services: Services) -> None:
 
 
 def check_errors(services: Services) -> None:
-    messages: Any = services.said("x")
     client = of(services.scripted, services)
     create: Any = client.chat.completions.create
-    expected = [
-        (UnprocessableEntityError, {"model": "tgi", "messages": messages, "max_tokens": 999_999}),
-        (UnprocessableEntityError, {"model": "tgi", "messages": messages, "temperature": -1, "stream": True}),
-        (NotFoundError, {"model": "gpt-4", "messages": messages}),
+    usual: dict[str, Any] = {"model": "tgi", "messages": services.said("a b", raise_at=1)}
+    expected: list[tuple[type[APIError], str, Any]] = [
+        (UnprocessableEntityError, "max_tokens", lambda: create(**usual, max_tokens=999_999)),
+        (UnprocessableEntityError, "temperature", lambda: create(**usual, temperature=-1, stream=True)),
+        (NotFoundError, "gpt-4", lambda: create(**usual | {"model": "gpt-4"})),
+        (AuthenticationError, "key", client.with_options(api_key="wrong").models.list),
+        (APIError, "raises at token 1", lambda: list(create(**usual, stream=True))),
     ]
-    for kind, options in expected:
+    for kind, words, call in expected:
+        raised = None
         try:
-            create(**options)
+            call()
         except kind as error:
-            assert error.message
-        else:
-            raise AssertionError(f"no {kind.__name__}")
-    try:
-        client.with_options(api_key="wrong").models.list()
-    except AuthenticationError as error:
-        assert error.status_code == 401
-    else:
-        raise AssertionError("a wrong key was taken")
-    try:
-        list(create(model="tgi", messages=services.said("a b", raise_at=1), stream=True))
-    except APIError as error:
-        assert "raises at token 1" in error.message
-    else:
-        raise AssertionError("a failure looked like an end")
+            raised = error.message
+        assert words in (raised or ""), (kind, raised)
 
 
 async def check_asynchronous(services: Services) -> None:

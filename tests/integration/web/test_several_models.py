@@ -50,7 +50,7 @@ async def test_the_queue_follows_the_model(client: httpx.AsyncClient, redis_url:
         await eventually(lambda: has(client, OTHER))
         for name in (OTHER, "owner%2Fother"):
             assert (await v2(client, name)).json() == {"text_output": "b", "model_name": OTHER, "model_version": "1"}
-        for name in ("main", "tgi", "dummy", "scripted"):
+        for name in ("main", "tgi", "dummy", "scripted", "http%3A%2F%2F127.0.0.1%3A8080"):
             assert (await v2(client, name)).json() == {"text_output": "a", "model_name": "main", "model_version": "1"}
         assert (await client.post("/generate", json={"inputs": "x"})).json() == {"generated_text": "a"}
         assert (await v2(client, "owner/third")).status_code == 404
