@@ -6,15 +6,16 @@ Producers use kombu's stock transport; a worker replaces transport, pool and con
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import quote
 
 from celery import Celery
 from kombu.entity import Queue
 
 from common.keys import Keys
+from common.redis_clients import HEALTH_CHECK_SECONDS
+from common.redis_url import RedisAddress
 from common.settings import Settings
 
-BROKER_HEALTH_CHECK_SECONDS = 25
 UNACKED_FOREVER_SECONDS = 7 * 24 * 3600
 """Kombu's visibility timeout. It would run long requests twice; the reaper does its job, by worker liveness."""
 
@@ -35,7 +36,7 @@ def make_app(settings: Settings) -> Celery:
             "socket_timeout": settings.redis_timeout,
             "socket_connect_timeout": settings.redis_connect_timeout,
             "socket_keepalive": True,
-            "health_check_interval": BROKER_HEALTH_CHECK_SECONDS,
+            "health_check_interval": HEALTH_CHECK_SECONDS,
             **options,
         },
         task_queues=[Queue(name) for name in (interactive, batch)],  # type: ignore[no-untyped-call]
@@ -56,22 +57,25 @@ def make_app(settings: Settings) -> Celery:
 
 
 def broker(settings: Settings) -> tuple[str, dict[str, Any], dict[str, Any] | None]:
-    """Kombu's URL, transport options and TLS options for `settings.broker_url`.
-
-    Takes `redis://`, `rediss://` and `sentinel://[user:password@]host:port[,host:port...]/<db>?master_name=<name>`.
-    """
-    parts = urlsplit(settings.broker_url)
-    query = dict(parse_qsl(parts.query))
-    if parts.scheme == "sentinel":
-        credentials, at, hosts = parts.netloc.rpartition("@")
-        path = parts.path or "/0"
-        urls = [f"sentinel://{credentials}{at}{host}{path}" for host in hosts.split(",")]
-        return ";".join(urls), {"master_name": query["master_name"]}, None
-    tls: dict[str, Any] | None = None
-    if parts.scheme == "rediss":
-        # Left out, kombu would check no certificate at all.
-        tls = {"ssl_cert_reqs": "required"}
-        tls.update({name: value for name, value in query.items() if name.startswith("ssl_")})
-        if "ssl_check_hostname" in tls:
-            tls["ssl_check_hostname"] = str(tls["ssl_check_hostname"]).lower() not in ("false", "no", "0")
-    return urlunsplit(parts._replace(query="", path=parts.path or "/0")), {}, tls
+    """Kombu's URL, transport options and TLS options for `settings.broker_url` (see `common.redis_url`)."""
+    address = RedisAddress.parse(settings.broker_url)
+    credentials = ""
+    if address.username or address.password:
+        credentials = f"{quote(address.username or '', safe='')}:{quote(address.password or '', safe='')}@"
+    tls = None if address.tls is None else dict(address.tls)
+    if address.path is not None:
+        # Kombu takes what is behind `?` for redis-py's, except for this name.
+        return f"redis+socket://{credentials}{quote(address.path)}?virtual_host={address.db}", {}, None
+    hosts = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in address.hosts]
+    scheme = "redis" if tls is None else "rediss"
+    if address.master_name is None:
+        return f"{scheme}://{credentials}{hosts[0]}/{address.db}", {}, tls
+    sentinel_options: dict[str, Any] = {
+        "username": address.sentinel_username,
+        "password": address.sentinel_password,
+        "socket_timeout": settings.redis_connect_timeout,
+        "socket_connect_timeout": settings.redis_connect_timeout,
+        **({} if tls is None else {"ssl": True, **tls}),
+    }
+    urls = [f"sentinel://{credentials}{host}/{address.db}" for host in hosts]
+    return ";".join(urls), {"master_name": address.master_name, "sentinel_kwargs": sentinel_options}, tls

@@ -73,8 +73,8 @@ class _Envelope(Struct, frozen=True, rename={"content_encoding": "content-encodi
     content_type: str = "application/json"
 
 
-def celery_message(job: Job, queue: str) -> bytes:
-    """The bytes to `LPUSH` on `queue` (a name from `Keys.queue`).
+def celery_message(job: Job, queue: str, tag: str | None = None) -> bytes:
+    """The bytes to `LPUSH` on `queue` (a name from `Keys.queue`); `tag` is its delivery tag, unique for each message.
 
     Headers beyond Celery's own: `cost` (KV-cache tokens, what a pull counts) and `attempt`. The property `reply_to` is
     the job's reply channel, so that a message whose body is broken can still be answered.
@@ -95,7 +95,7 @@ def celery_message(job: Job, queue: str) -> bytes:
             correlation_id=job.id,
             reply_to=job.reply_to or "",
             delivery_info=_DeliveryInfo(routing_key=queue),
-            delivery_tag=str(uuid.uuid4()),
+            delivery_tag=str(uuid.uuid4()) if tag is None else tag,
         ),
     )
     return encode_json(envelope)

@@ -38,8 +38,17 @@ class TgqError(Exception):
     status = 500
     error_type = "internal"
 
-    def __init__(self, message: str | None = None, *, retry_after: int | None = None) -> None:
+    reason: str | None = None
+    """Why a request ended, in one word for logs and metrics, where the class does not say it: `queue_wait`, `stall`, `total`
+    (its time limits), `attempts` (too many were lost), `redis` (away too long), `slow_reader`, `cancelled`, `closed` (its
+    client left) or `worker` (frames that make no sense)."""
+
+    def __init__(
+        self, message: str | None = None, *, retry_after: int | None = None, reason: str | None = None
+    ) -> None:
         self.message = message if message is not None else (type(self).__doc__ or "").strip().rstrip(".")
+        if reason is not None:
+            self.reason = reason
         self.retry_after = retry_after
         """Whole seconds after which a retry makes sense (the `Retry-After` header), if known."""
         super().__init__(self.message)
@@ -169,9 +178,10 @@ class GenerationFailed(TgqError):
 
     status = 424
     error_type = "generation"
+    prefix = "Request failed during generation: "
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"Request failed during generation: {reason}")
+        super().__init__(self.prefix + reason)
 
 
 class IncompleteGeneration(TgqError):

@@ -6,9 +6,10 @@
 | {p}:unacked:{worker}          | hash    | worker                 | worker, reaper         | empty on exit, reaper        |
 | {p}:unacked_index:{worker}    | zset    | worker                 | worker, reaper         | empty on exit, reaper        |
 | {p}:inflight:{worker}         | list    | worker                 | worker, reaper         | empty on exit, reaper        |
-| {p}:workers                   | zset    | worker heartbeat       | web, reaper, `tgq ps`  | entry: on exit or by reaper  |
+| {p}:workers                   | zset    | worker heartbeat, pull | web, reaper, `tgq ps`  | entry: on exit or by reaper  |
 | {p}:worker:{worker}           | string  | worker heartbeat       | web, `tgq ps`          | WORKER_RECORD_SECONDS        |
-| {p}:attempts:{request}        | string  | reaper, dispatch       | reaper                 | ATTEMPTS_SECONDS             |
+| {p}:attempt:{request}         | string  | submitters (re-send)   | workers                | ATTEMPTS_SECONDS             |
+| {p}:attempts:{request}        | set     | reaper, submitters     | reaper, submitters     | ATTEMPTS_SECONDS             |
 | {p}:cancelled:{request}       | string  | submitters             | workers                | CANCELLED_SECONDS            |
 | {p}:admission                 | hash    | web (admission script) | web                    | process: by its lease        |
 | {p}:admission_leases          | zset    | web (admission script) | web                    | entry: when its lease is out |
@@ -18,6 +19,10 @@
 | {p}:control                   | channel | submitters (Control)   | all workers            | -                            |
 | {p}:control:{worker}          | channel | submitters (Control)   | one worker             | -                            |
 | {p}:dead                      | list    | reaper                 | people                 | trimmed to DEAD_JOBS_KEPT    |
+
+`attempt` is the number of a request's newest attempt (none: the first), so that a late message of an older one does no
+work. `attempts` holds `{attempt}:{worker}` for each worker that was lost with the request: the reaper adds those that had not
+accepted it, the submitter those that had; a request with `max_attempts` of them is given up.
 
 Celery's own names (`_kombu.binding.*`, `*.pidbox`) are beside these. Prompts and answers are only in the queue, the
 unacked hash and on the channels; `{p}:dead` keeps headers, not bodies. Only where a caller sent an `Idempotency-Key` its answer
@@ -66,6 +71,9 @@ class Keys:
 
     def worker(self, worker: str) -> str:
         return f"{self.prefix}:worker:{worker}"
+
+    def attempt(self, request: str) -> str:
+        return f"{self.prefix}:attempt:{request}"
 
     def attempts(self, request: str) -> str:
         return f"{self.prefix}:attempts:{request}"

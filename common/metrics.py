@@ -111,6 +111,12 @@ class WebMetrics:
             "tgq_requests_in_flight", "Requests being worked on", multiprocess_mode="livesum", registry=registry
         )
         self.streams = Gauge("tgq_streams", "Open event streams", multiprocess_mode="livesum", registry=registry)
+        self.tasks = Gauge(
+            "tgq_tasks",
+            "Asyncio tasks, as of each process' last scrape",
+            multiprocess_mode="livesum",
+            registry=registry,
+        )
 
     def hop(self, hop: Hop, seconds: float) -> None:
         self._hops.labels(hop).observe(max(seconds, 0.0))

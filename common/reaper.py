@@ -21,10 +21,11 @@ from common.wire import WIRE_VERSION, Failed, Frame, StepFrames, encode_msgpack
 
 log = structlog.get_logger()
 
-RESTART_GRACE_SECONDS = 20
+RESTART_GRACE_SECONDS = 5
 """After a Redis restart heartbeats are missing because Redis was away: workers come back first."""
 
-_RETURN_JOBS = r"""
+# Allowed when memory is full: the way out is to run the jobs.
+_RETURN_JOBS = r"""#!lua flags=allow-oom
 -- Puts back what `worker` holds: every message, or those with the given delivery tags. Messages whose losses exceed
 -- max_attempts are buried instead; with count = false no loss is counted (the worker gives them back on purpose).
 local function return_jobs(prefix, worker, tags, count, max_attempts, attempts_ttl, dead_kept, buried)
@@ -52,15 +53,18 @@ local function return_jobs(prefix, worker, tags, count, max_attempts, attempts_t
       local message = string.sub(entry, 2, #entry - #exchange - #routing_key - 7)
       local tail = string.sub(message, -4096)
       local id = string.match(tail, '"id":%s*"([^"]+)"') or tag
+      local attempt = tonumber(string.match(tail, '"attempt":%s*(%d+)') or 1)
+      local newest = tonumber(redis.call('GET', prefix .. ':attempt:' .. id) or 1)
       local losses = 0
       if count then
-        losses = redis.call('INCR', prefix .. ':attempts:' .. id)
-        redis.call('EXPIRE', prefix .. ':attempts:' .. id, attempts_ttl)
+        local lost = prefix .. ':attempts:' .. id
+        redis.call('SADD', lost, attempt .. ':' .. worker)
+        redis.call('EXPIRE', lost, attempts_ttl)
+        losses = redis.call('SCARD', lost)
       end
-      if redis.call('EXISTS', prefix .. ':cancelled:' .. id) == 1 then
+      if attempt < newest or redis.call('EXISTS', prefix .. ':cancelled:' .. id) == 1 then
         -- Nobody wants it any more.
       elseif losses >= max_attempts then
-        local attempt = tonumber(string.match(tail, '"attempt":%s*(%d+)') or 1)
         local reply_to = string.match(tail, '"reply_to":%s*"([^"]*)"') or ''
         redis.call('LPUSH', prefix .. ':dead', cjson.encode({
           id = id, attempt = attempt, losses = losses, worker = worker, queue = routing_key, bytes = #message}))

@@ -10,10 +10,11 @@ import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from common.redis_url import RedisAddress
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SCRIPTED_MODEL = "scripted"
@@ -169,6 +170,8 @@ class Settings(BaseSettings):
     """Seconds connecting to Redis may take."""
     key_prefix: str = Field("tgq", pattern=r"^[A-Za-z0-9_-]+$", validation_alias=_ours("key_prefix"))
     """Start of every Redis name; services with different prefixes share one Redis without meeting."""
+    redis_data: Path | None = Field(None, validation_alias=_ours("redis_data"))
+    """Folder in which the embedded server of `tgq serve` keeps its data over restarts. Default: in memory only."""
     queue_limit: int = Field(10_000, ge=1, validation_alias=_ours("queue_limit"))
     """Jobs one queue may hold; above it requests are refused with 429."""
 
@@ -183,12 +186,18 @@ class Settings(BaseSettings):
     """Threads of the CPU engine. Default: the cores divided by the workers, less one core for the rest."""
     heartbeat_seconds: float = Field(1.0, gt=0, validation_alias=_ours("heartbeat_seconds"))
     """Seconds between two heartbeats of a worker."""
-    worker_dead_after: float = Field(10.0, gt=0, validation_alias=_ours("worker_dead_after"))
-    """Seconds without a heartbeat after which a worker's pulled jobs go back to the queue."""
+    worker_dead_after: float = Field(2.5, gt=0, validation_alias=_ours("worker_dead_after"))
+    """Seconds without a heartbeat after which a worker counts as lost: others take over its jobs."""
     max_attempts: int = Field(3, ge=1, validation_alias=_ours("max_attempts"))
     """Times a job is handed to a worker before it is given up as poisonous."""
-    engine_stall_timeout: float = Field(120.0, gt=0, validation_alias=_ours("engine_stall_timeout"))
-    """Seconds an engine with running requests may go without finishing a step before it is killed and restarted."""
+    on_sigterm: Literal["auto", "hand_over", "finish"] = Field("auto", validation_alias=_ours("on_sigterm"))
+    """What a worker told to stop does with running requests: `hand_over` to other workers at once, `finish` them within
+    `graceful_termination_timeout`, or `auto`: hand over once another worker of the model takes requests."""
+    engine_stall_timeout: float | None = Field(None, gt=0, validation_alias=_ours("engine_stall_timeout"))
+    """Seconds an engine with running requests may go without finishing a step before it is killed and restarted. Default:
+    60 on CPU, 20 on CUDA."""
+    engine_frozen_timeout: float = Field(3.0, gt=0, validation_alias=_ours("engine_frozen_timeout"))
+    """Seconds an engine process may show no sign of life at all before it is killed and restarted."""
     engine_target: str = Field("workers.engine.main:run", validation_alias=_ours("engine_target"))
     """Function the engine process runs, as `module:function`; benchmarks and tests put their own here."""
     cache_dir: Path = Field(
@@ -219,19 +228,7 @@ class Settings(BaseSettings):
     @classmethod
     def _can_be_dialled(cls, value: str | None) -> str | None:
         if value is not None:
-            parts = urlsplit(value)
-            if parts.scheme not in ("redis", "rediss", "sentinel"):
-                raise ValueError("must start with redis://, rediss:// or sentinel://")
-            try:
-                readable = bool(parts.netloc) and not parts.fragment and (parts.scheme == "sentinel" or parts.port != 0)
-            except ValueError:
-                readable = False
-            if parts.scheme == "sentinel" and "master_name" not in dict(parse_qsl(parts.query)):
-                raise ValueError("must name its master, as in sentinel://host:26379/0?master_name=mymaster")
-            if not readable:
-                raise ValueError(
-                    "must be redis://[user:password@]host:port/db; write `#`, `/`, `@` of a password as %23, %2F, %40"
-                )
+            RedisAddress.parse(value)
         return value
 
     @field_validator("log_level", mode="before")
@@ -251,6 +248,11 @@ class Settings(BaseSettings):
         if self.max_input_tokens and self.max_total_tokens and self.max_input_tokens >= self.max_total_tokens:
             raise ValueError(
                 f"MAX_INPUT_TOKENS ({self.max_input_tokens}) must be less than MAX_TOTAL_TOKENS ({self.max_total_tokens})"
+            )
+        if self.worker_dead_after <= self.heartbeat_seconds:
+            raise ValueError(
+                f"TGQ_WORKER_DEAD_AFTER ({self.worker_dead_after:g}) must be more than TGQ_HEARTBEAT_SECONDS "
+                f"({self.heartbeat_seconds:g})"
             )
         return self
 

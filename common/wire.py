@@ -153,6 +153,8 @@ class Failed(Struct, frozen=True, gc=False, array_like=True, tag="failed"):
     message: str
     retryable: bool = False
     """True when the request was not at fault and another attempt may go on from the tokens so far."""
+    handed_over: bool = False
+    """With `retryable`: the worker let the request go on purpose; it is not counted as an attempt."""
 
 
 class Cancelled(Struct, frozen=True, gc=False, array_like=True, tag="cancelled"):
@@ -184,6 +186,8 @@ class Cancel(Struct, frozen=True, tag="cancel"):
     """Stop this request wherever it is; broadcast, because a queued job has no worker yet."""
 
     request: str
+    below: int | None = None
+    """Only attempts lower than this: the request goes on elsewhere. Sent to the worker that still runs such a one."""
 
 
 class Resend(Struct, frozen=True, tag="resend"):

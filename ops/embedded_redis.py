@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import importlib.util
 import platform
@@ -9,10 +11,10 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import redis
 from redis.backoff import NoBackoff
@@ -22,6 +24,8 @@ from ops.child_process import signal_group, spawn
 from ops.ports import free_port
 
 HOST = "127.0.0.1"
+PUBSUB_LIMITS = "pubsub 256mb 64mb 60"
+"""Bytes that may wait for a web process that stands still: at most, and for so many seconds."""
 _ATTEMPTS = 5
 
 
@@ -37,18 +41,29 @@ class EmbeddedRedis:
     `start()`.
     """
 
-    def __init__(self, directory: Path, port: int | None = None, *, append_only: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        port: int | None = None,
+        *,
+        append_only: bool = False,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
         """Nothing is started yet.
 
         Args:
             directory: where the server's log and data go; made when missing.
             port: TCP port; None picks a free one.
-            append_only: keep the data over restarts, in an append-only file in `directory`.
+            append_only: keep the data over restarts, in an append-only file in `directory`. Only one server at a time
+                may have it.
+            options: more of the server's own settings, as in its configuration file: `{"requirepass": "..."}`.
         """
         self.directory = directory
         self.port = port
         self._append_only = append_only
+        self._options = dict(options or {})
         self._process: subprocess.Popen[Any] | None = None
+        self._claim: IO[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -77,6 +92,7 @@ class EmbeddedRedis:
         if self.running:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._claim_data()
         fixed = self.port is not None
         for attempt in range(1, _ATTEMPTS + 1):
             port = self.port if self.port is not None else free_port(HOST)
@@ -96,10 +112,9 @@ class EmbeddedRedis:
             return
         self.thaw()
         signal_group(self._process, signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        self.kill()
 
     def kill(self) -> None:
         """End the server at once (SIGKILL), as a crash would."""
@@ -107,6 +122,9 @@ class EmbeddedRedis:
             if self._process.poll() is None:
                 signal_group(self._process, signal.SIGKILL)
             self._process.wait()
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
 
     def freeze(self) -> None:
         """Stop the server's clock (SIGSTOP): connections stay open and nothing is answered."""
@@ -129,6 +147,18 @@ class EmbeddedRedis:
         if self._process is not None and self._process.poll() is None:
             signal_group(self._process, number)
 
+    def _claim_data(self) -> None:
+        """Two servers that append to one file ruin it, and neither of them would notice."""
+        if not self._append_only or self._claim is not None:
+            return
+        claim = (self.directory / "in_use").open("wb")
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            claim.close()
+            raise RedisUnavailable(f"another server is using the data in {self.directory}") from None
+        self._claim = claim
+
     def _spawn(self, port: int) -> subprocess.Popen[Any]:
         options = {
             "bind": HOST,
@@ -137,17 +167,20 @@ class EmbeddedRedis:
             "save": "",
             "appendonly": "yes" if self._append_only else "no",
             "maxmemory-policy": "noeviction",
+            "client-output-buffer-limit": PUBSUB_LIMITS,
             "daemonize": "no",
+            **self._options,
         }
-        arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+        arguments = [part for name, value in options.items() for part in (f"--{name}", *(value.split() or [""]))]
         with self._log_path.open("wb") as log:
             return spawn([server_program(), *arguments], directory=self.directory, stdout=log, stderr=subprocess.STDOUT)
 
     def _wait_until_up(self, port: int, timeout: float) -> bool:
         """Whether our own process, and not another server on that port, answers in time."""
         deadline = time.monotonic() + timeout
+        password = self._options.get("requirepass")
         with redis.Redis(
-            HOST, port, socket_timeout=1.0, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0)
+            HOST, port, password=password, socket_timeout=1.0, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0)
         ) as client:
             while self.running and time.monotonic() < deadline:
                 try:

@@ -1,4 +1,4 @@
-"""Which deliveries of this worker are open, and the acknowledgements Redis has not heard of yet."""
+"""Which deliveries of this worker are open, and what Redis has not heard of yet about the others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import threading
 from collections.abc import Iterable
 
 import redis
+
+from common.keys import Keys
+from common.reaper import hand_back
 
 
 class Acks:
@@ -15,12 +18,14 @@ class Acks:
     Usable from any thread.
     """
 
-    def __init__(self, unacked_key: str, index_key: str) -> None:
-        self._unacked_key = unacked_key
-        self._index_key = index_key
+    def __init__(self, keys: Keys, worker: str) -> None:
+        self._keys = keys
+        self._worker = worker
         self._lock = threading.Lock()
+        self._flushing = threading.Lock()
         self._open: set[str] = set()
         self._unsent: list[str] = []
+        self._unreturned: list[str] = []
 
     def opened(self, tag: str) -> None:
         """A message was delivered here."""
@@ -28,34 +33,43 @@ class Acks:
             self._open.add(tag)
 
     def ack(self, tag: str) -> None:
+        """The message is done with."""
         with self._lock:
             self._open.discard(tag)
             self._unsent.append(tag)
 
-    def forget(self, tags: Iterable[str]) -> None:
-        """These were given back to the queue: no longer ours to acknowledge."""
+    def give_back(self, tags: Iterable[str]) -> None:
+        """These messages, in the order they came, go back to the head of their queue."""
         with self._lock:
-            self._open.difference_update(tags)
+            for tag in tags:
+                self._open.discard(tag)
+                self._unreturned.append(tag)
 
     def unknown(self, tags: Iterable[str]) -> list[str]:
         """Those of `tags` that were never delivered: a pull whose reply was lost on the way."""
         with self._lock:
-            known = self._open.union(self._unsent)
+            known = self._open.union(self._unsent, self._unreturned)
         return [tag for tag in tags if tag not in known]
 
     def flush(self, client: redis.Redis) -> None:
-        """Send what is unsent, in one round trip; on failure it stays unsent.
+        """Send what is unsent, in one or two round trips; on failure it stays unsent.
 
         Raises:
             redis.RedisError: Redis is away.
         """
-        if not self._unsent:
+        if not (self._unsent or self._unreturned):
             return
-        with self._lock:
-            tags = self._unsent.copy()
-        pipeline = client.pipeline(transaction=False)
-        pipeline.zrem(self._index_key, *tags)
-        pipeline.hdel(self._unacked_key, *tags)
-        pipeline.execute()
-        with self._lock:
-            del self._unsent[: len(tags)]
+        with self._flushing:
+            with self._lock:
+                done, returned = self._unsent.copy(), self._unreturned.copy()
+            if done:
+                pipeline = client.pipeline(transaction=False)
+                pipeline.zrem(self._keys.unacked_index(self._worker), *done)
+                pipeline.hdel(self._keys.unacked(self._worker), *done)
+                pipeline.execute()
+                with self._lock:
+                    del self._unsent[: len(done)]
+            if returned:
+                hand_back(client, self._keys, self._worker, returned)
+                with self._lock:
+                    del self._unreturned[: len(returned)]

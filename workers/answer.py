@@ -15,6 +15,12 @@ class JobCancelled(TgqError):
     error_type = "cancelled"
 
 
+class JobReturned(TgqError):
+    """The job's message is back in its queue, or with another worker: it ends there."""
+
+    error_type = "returned"
+
+
 @dataclass(slots=True)
 class _Child:
     text: list[str] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import msgspec
 import redis
@@ -13,6 +14,7 @@ from common.redis_clients import sync_redis
 from common.settings import Settings
 from common.wire import Cancel, Release, Resend, decode_control
 from workers.dispatcher import Dispatcher
+from workers.marks import Marks
 from workers.publisher import Publisher
 
 log = structlog.get_logger()
@@ -24,13 +26,18 @@ LISTEN_SECONDS = 0.5
 class ControlListener:
     """A thread with a subscription of its own; it reconnects for as long as the worker lives."""
 
-    def __init__(self, settings: Settings, worker: str, dispatcher: Dispatcher, publisher: Publisher) -> None:
-        self._keys = Keys(settings.key_prefix)
-        self._channels = (self._keys.control, self._keys.control_of(worker))
+    def __init__(
+        self, settings: Settings, worker: str, dispatcher: Dispatcher, publisher: Publisher, marks: Marks
+    ) -> None:
+        keys = Keys(settings.key_prefix)
+        self._channels = (keys.control, keys.control_of(worker))
         self._client = sync_redis(settings)
+        self._silence = settings.redis_timeout
         self._dispatcher = dispatcher
+        self._marks = marks
         self._publisher = publisher
         self._stopping = threading.Event()
+        self._failing = False
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self) -> None:
@@ -46,7 +53,9 @@ class ControlListener:
             try:
                 self._listen()
             except redis.RedisError as error:
-                log.warning("control_reconnects", error=type(error).__name__)
+                if not self._failing:
+                    log.warning("control_reconnects", error=type(error).__name__)
+                self._failing = True
             except Exception:
                 # The boundary of this thread: without it no request of this worker could be cancelled any more.
                 log.exception("control_fault")
@@ -56,24 +65,26 @@ class ControlListener:
         with self._client.pubsub() as subscription:  # type: ignore[no-untyped-call]
             subscription.subscribe(*self._channels)
             confirmed = 0
+            heard_at, asked = time.monotonic(), False
             while not self._stopping.is_set():
                 message = subscription.get_message(timeout=LISTEN_SECONDS)
                 if message is None:
+                    # A link that went dead without a word looks just like a quiet one.
+                    if time.monotonic() - heard_at > self._silence:
+                        if asked:
+                            raise redis.TimeoutError("the server does not answer")
+                        subscription.ping()
+                        heard_at, asked = time.monotonic(), True
                     continue
+                heard_at, asked = time.monotonic(), False
                 if message["type"] == "subscribe":
                     confirmed += 1
                     if confirmed == len(self._channels):
-                        self._catch_up()
+                        # What was said while this listener was away.
+                        self._marks.look_again(self._client)
+                        self._failing = False
                 elif message["type"] == "message":
                     self._hear(message["data"])
-
-    def _catch_up(self) -> None:
-        """Cancels may have been broadcast while this listener was away."""
-        if requests := self._dispatcher.requests():
-            marks = self._client.mget([self._keys.cancelled(request) for request in requests])
-            for request, mark in zip(requests, marks, strict=True):
-                if mark is not None:
-                    self._dispatcher.cancel(request)
 
     def _hear(self, data: bytes) -> None:
         try:
@@ -82,8 +93,8 @@ class ControlListener:
             log.warning("control_unreadable", error=str(error))
             return
         match message:
-            case Cancel(request=request):
-                self._dispatcher.cancel(request)
+            case Cancel(request=request, below=below):
+                self._dispatcher.cancel(request, below)
             case Resend(request=request, attempt=attempt, from_sequence=sequence):
                 self._publisher.resend(request, attempt, sequence)
             case Release(requests=requests):

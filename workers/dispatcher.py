@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import structlog
 
@@ -28,8 +29,8 @@ from common.wire import (
     Ready,
     Tokens,
 )
-from workers.answer import Answer
-from workers.held import Delivery, Effects, Engine, Held, Send
+from workers.answer import Answer, JobReturned
+from workers.held import Delivery, Effects, Engine, Held, OpenDelivery, Send
 from workers.publisher import Outgoing
 from workers.stats import StatsTotals
 from workers.transport import Room
@@ -69,7 +70,7 @@ class Dispatcher:
         self._waiting: dict[str, Held] = {}
         """Held and not given, oldest first."""
         self._suspect: str | None = None
-        """Given again after its engine was lost: one at a time, so that a job that kills engines dies alone."""
+        """Of the jobs that were lost with their engines, one runs at a time: one that kills engines dies alone."""
         self._ended: OrderedDict[str, int] = OrderedDict()
         self._ready = False
         self._closed = False
@@ -124,11 +125,12 @@ class Dispatcher:
 
     def hold(self, job: Job, delivery: Delivery) -> None:
         """Take a delivered job, or refuse it; `give` sends those taken to the engine."""
-        effects = Effects()
-        with self._lock:
+        with self._change() as effects:
             known = self._held.get(job.id)
             if known is not None and known.job.attempt == job.attempt and not (known.accepted and job.reply_to):
-                # The same message once more (its reaper thought us dead): whichever way it ends, it ends once.
+                # The same message once more (its reaper thought us dead), or a copy: whichever way it ends, it ends once.
+                if known.delivery.tag != delivery.tag:
+                    effects.finished.append((known.delivery, None))
                 known.delivery = delivery
             elif (known is not None and known.job.attempt >= job.attempt) or self._ended.get(job.id, 0) >= job.attempt:
                 log.info("job_stale", request=job.id, attempt=job.attempt)
@@ -142,11 +144,18 @@ class Dispatcher:
                     self._drop(known)
                 self._held[job.id] = self._waiting[job.id] = Held(job, delivery)
                 self._count(job, 1)
-        self._carry_out(effects)
+
+    def suspect(self, request: str) -> None:
+        """One more loss would be the last of this waiting job: those at whose side it was lost must not be lost with it."""
+        with self._lock:
+            if (held := self._waiting.get(request)) is not None:
+                held.losses = max(held.losses, 1)
 
     def give(self) -> None:
-        """Send every waiting job to the engine, if it runs."""
+        """Send every waiting job to the engine, if it runs; all is known of them now that there is to know."""
         with self._lock:
+            for held in self._waiting.values():
+                held.known = True
             self._give()
 
     def abandon(self, request: str, delivery: Delivery) -> None:
@@ -174,26 +183,31 @@ class Dispatcher:
                 self._drop(held, remember=False)
         return [held.delivery.tag for held in held_back]
 
-    def fail_rest(self, reason: str) -> None:
-        """End every job with a reply channel; its submitter goes on elsewhere. The others keep their message open."""
-        effects = Effects()
-        with self._lock:
-            for held in list(self._held.values()):
-                if held.job.reply_to is not None:
-                    self._end(held, GenerationFailed(reason), effects, retryable=True)
-        self._carry_out(effects)
+    def hand_over(self, reason: str) -> int:
+        """Let every job with a reply channel go; its submitter goes on elsewhere, from the tokens it has.
+
+        Jobs nobody watches stay. Returns how many were let go.
+        """
+        with self._change() as effects:
+            leaving = [held for held in self._held.values() if held.job.reply_to is not None]
+            if given := [held.job.id for held in leaving if held.given]:
+                self._engine.cancel(given)
+            for held in leaving:
+                self._end(held, GenerationFailed(reason), effects, retryable=True, handed_over=True)
+        return len(leaving)
 
     # -- from submitters ------------------------------------------------------------------------------------------------
 
-    def cancel(self, request: str) -> None:
-        effects = Effects()
-        with self._lock:
+    def cancel(self, request: str, below: int | None = None) -> None:
+        """End a request, whichever attempt of it is here; with `below` only a lower attempt than that."""
+        with self._change() as effects:
             held = self._held.get(request)
-            if held is not None and held.given:
+            if held is None or (below is not None and held.job.attempt >= below):
+                return
+            if held.given:
                 self._engine.cancel([request])  # Its `Cancelled` event ends the job.
-            elif held is not None:
+            else:
                 self._finish(held, Cancelled(), effects)
-        self._carry_out(effects)
 
     def cancel_channel(self, channel: str) -> None:
         """The submitter behind this channel is gone."""
@@ -201,6 +215,32 @@ class Dispatcher:
             requests = [held.job.id for held in self._held.values() if held.job.reply_to == channel]
         for request in requests:
             self.cancel(request)
+
+    def open_deliveries(self) -> list[OpenDelivery]:
+        """Jobs whose message is not acknowledged yet: those a reaper gives to others when it takes this worker for dead."""
+        with self._lock:
+            return [
+                OpenDelivery(held.job.id, held.job.attempt, held.delivery)
+                for held in self._held.values()
+                if not held.accepted or held.job.reply_to is None
+            ]
+
+    def reaped(self, open_delivery: OpenDelivery) -> None:
+        """Others have this job now: let go of it, unless its message has come here again meanwhile."""
+        with self._change() as effects:
+            held = self._held.get(open_delivery.request)
+            if held is None or held.delivery is not open_delivery.delivery:
+                return
+            log.info("job_reaped", request=held.job.id, attempt=held.job.attempt)
+            if held.given:
+                self._engine.cancel([held.job.id])
+            if held.accepted and held.job.reply_to is not None:
+                # Accepted meanwhile: its submitter may have heard, and must not wait for what does not come.
+                self._end(held, GenerationFailed("the worker was away"), effects, retryable=True, handed_over=True)
+                return
+            effects.finished.append((held.delivery, JobReturned()))
+            effects.freed = True
+            self._drop(held, remember=False)
 
     # -- from the engine (`workers.engine_process.EngineListener`) ------------------------------------------------------
 
@@ -214,8 +254,7 @@ class Dispatcher:
         self._freed()
 
     def on_output(self, output: EngineOutput) -> None:
-        effects = Effects()
-        with self._lock:
+        with self._change() as effects:
             if output.stats is not None:
                 self.stats.update(output.stats)
             for event in output.events:
@@ -224,16 +263,15 @@ class Dispatcher:
                     self._on_event(held, event, effects)
             if self._waiting:
                 self._give()
-        self._carry_out(effects)
 
     def on_lost(self, reason: str) -> None:
-        effects = Effects()
-        with self._lock:
+        with self._change() as effects:
             self._ready, self._suspect = False, None
             self.stats.engine_lost()
             for held in [held for held in self._held.values() if held.given]:
                 held.losses += 1
-                if held.accepted and held.job.reply_to is not None:
+                if held.job.reply_to is not None:
+                    # Accepted or not: its submitter counts the attempts and need not wait for the next engine here.
                     self._end(held, GenerationFailed(reason), effects, retryable=True)
                 elif held.losses >= self._max_attempts:
                     self._end(held, GenerationFailed(f"{held.losses} engines were lost: {reason}"), effects)
@@ -241,7 +279,6 @@ class Dispatcher:
                     held.given = held.accepted = False
                     held.answer = Answer()
                     self._waiting[held.job.id] = held
-        self._carry_out(effects)
 
     # -- with the lock held ---------------------------------------------------------------------------------------------
 
@@ -249,8 +286,6 @@ class Dispatcher:
         body = event.body
         if not held.accepted:
             held.accepted = True
-            if self._suspect == held.job.id and held.job.reply_to is not None:
-                self._suspect = None  # From here on its submitter counts its attempts.
             if held.job.reply_to is not None and not isinstance(body, Failed | Cancelled):
                 effects.frames.append(Outgoing(held.job.reply_to, held.job.id, held.job.attempt, Accepted(self.worker)))
                 effects.finished.append((held.delivery, None))
@@ -274,8 +309,10 @@ class Dispatcher:
         effects.freed = True
         self._drop(held)
 
-    def _end(self, held: Held, error: TgqError, effects: Effects, *, retryable: bool = False) -> None:
-        self._finish(held, Failed(error.error_type, error.message, retryable), effects)
+    def _end(
+        self, held: Held, error: TgqError, effects: Effects, *, retryable: bool = False, handed_over: bool = False
+    ) -> None:
+        self._finish(held, Failed(error.error_type, error.message, retryable, handed_over), effects)
 
     def _drop(self, held: Held, *, remember: bool = True) -> None:
         request = held.job.id
@@ -300,6 +337,8 @@ class Dispatcher:
             return
         jobs = []
         for request, held in list(self._waiting.items()):
+            if not held.known:
+                continue
             if held.losses:
                 if self._suspect is not None:
                     continue
@@ -328,15 +367,17 @@ class Dispatcher:
             effects.frames.append(Outgoing(job.reply_to, job.id, job.attempt, failed))
         effects.finished.append((delivery, None if job.reply_to is not None else error))
 
-    def _carry_out(self, effects: Effects) -> None:
-        def finish() -> None:
-            for delivery, outcome in effects.finished:
-                delivery.finish(outcome)
-
-        if effects.frames:
-            # A job's message is acknowledged after its submitter has been told: a crash in between repeats, never loses.
-            self._send(effects.frames, finish if effects.finished else None)
-        else:
-            finish()
+    @contextmanager
+    def _change(self) -> Iterator[Effects]:
+        """Change the state with the lock held, and then carry out what that leads to."""
+        effects = Effects()
+        with self._lock:
+            yield effects
+            if effects.frames:
+                # Still with the lock, so that frames leave in the order of the changes. A job's message is acknowledged
+                # after its submitter has been told: a crash in between repeats, never loses.
+                self._send(effects.frames, effects.finish if effects.finished else None)
+        if not effects.frames:
+            effects.finish()
         if effects.freed:
             self._freed()

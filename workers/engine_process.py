@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import importlib
 import multiprocessing
 import os
 import queue
 import select
-import signal
-import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Protocol
 
 import msgspec
 import structlog
 
-from common.logs import configure_logging
 from common.settings import Settings
 from common.wire import (
     AddJobs,
@@ -37,16 +29,20 @@ from common.wire import (
     decode_from_engine,
     encode_msgpack,
 )
+from workers.engine_child import run_child
+from workers.engine_watch import EngineWatch
 
 log = structlog.get_logger()
 
-RESTART_SECONDS = (0.2, 30.0)
+RESTART_SECONDS = (0.2, 5.0)
 """First and longest pause before a restart; it doubles with every failure in a row."""
-STEADY_SECONDS = 60.0
+STEADY_SECONDS = 10.0
 """An engine that was ready this long starts over with the shortest pause."""
+LOAD_FAILURES = 5
+"""After this many engines in a row that could not load, the worker gives up."""
 TICK_SECONDS = 0.25
-EXIT_SECONDS = 5.0
-"""An engine told to leave is killed after this time."""
+EXIT_SECONDS = 1.0
+"""An engine told to leave is killed after this time; nothing in it is needed any more."""
 
 
 class EngineListener(Protocol):
@@ -60,6 +56,9 @@ class EngineListener(Protocol):
 
     def on_lost(self, reason: str) -> None:
         """The process is gone, with all it held; it will be started again."""
+
+    def on_given_up(self, reason: str) -> None:
+        """It will not: again and again it could not load."""
 
     def busy(self) -> bool:
         """Whether the engine has anything to do."""
@@ -114,6 +113,7 @@ class EngineProcess:
 
     def _run(self) -> None:
         pause = RESTART_SECONDS[0]
+        load_failures = 0
         while not self._stopping.is_set():
             reason = self._live_once()
             if self._stopping.is_set():
@@ -122,10 +122,14 @@ class EngineProcess:
                 self.load_error = reason
                 self._first_ready.set()
                 return
+            load_failures = load_failures + 1 if self._ready_at is None else 0
             if self._ready_at is not None and time.monotonic() - self._ready_at > STEADY_SECONDS:
                 pause = RESTART_SECONDS[0]
             log.error("engine_lost", reason=reason, restart_in_seconds=pause)
             self._listener.on_lost(reason)
+            if load_failures == LOAD_FAILURES:
+                self._listener.on_given_up(reason)
+                return
             self._stopping.wait(pause)
             pause = min(2 * pause, RESTART_SECONDS[1])
 
@@ -134,71 +138,67 @@ class EngineProcess:
         self._ready_at = None
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
+        signs, their_signs = context.Pipe(duplex=False)
         process = context.Process(
-            target=_child, args=(theirs, self._settings, os.getpid()), name="tgq-engine", daemon=True
+            target=run_child, args=(theirs, their_signs, self._settings, os.getpid()), name="tgq-engine", daemon=True
         )
         process.start()
         theirs.close()
+        their_signs.close()
         self._process = process
+        watch = EngineWatch(signs, self._settings, busy=self._listener.busy, kill=process.kill)
+        watch.start()
         # Messages for an engine that is gone must not reach the next one: it is told anew.
         outgoing = self._outgoing = queue.SimpleQueue()
         writer = threading.Thread(target=_write, args=(outgoing, ours), name="engine-writer", daemon=True)
         writer.start()
         try:
-            failure = self._read(ours)
+            failure = self._read(ours, watch)
         finally:
             outgoing.put(None)
-            process.join(EXIT_SECONDS if self._stopping.is_set() and not self._kill.is_set() else 0.5)
+            process.join(0.5)  # A pipe that ended is a process that ends.
             if process.is_alive():
                 process.kill()
                 process.join()
             ours.close()
-        return failure or f"the engine process ended with exit code {process.exitcode}"
+            watch.stop()
+            signs.close()
+        return watch.verdict or failure or f"the engine process ended with exit code {process.exitcode}"
 
-    def _read(self, pipe: Connection) -> str | None:
-        """Hand on the engine's messages until the pipe ends, it stalls, or it is to be killed."""
-        quiet_since = time.monotonic()
+    def _read(self, pipe: Connection, watch: EngineWatch) -> str | None:
+        """Hand on the engine's messages until the pipe ends or the engine is to be killed."""
         failure = None
         told_to_leave_at: float | None = None
         readable = select.poll()  # `Connection.poll` makes a selector anew every time, once for each step here
         readable.register(pipe.fileno(), select.POLLIN)
         while True:
             try:
-                heard = bool(readable.poll(TICK_SECONDS * 1000))
-                if heard:
+                if readable.poll(TICK_SECONDS * 1000):
                     message = decode_from_engine(pipe.recv_bytes())
+                    watch.heard_at = time.monotonic()
                     if isinstance(message, EngineFailure):
                         failure = message.message
                     else:
-                        self._hand_on(message)
+                        self._hand_on(message, watch)
             except (EOFError, OSError):
                 return failure
             except msgspec.DecodeError as error:
                 return f"the engine sent a message that cannot be read: {error}"
-            now = time.monotonic()
             if self._kill.is_set():
                 return "killed"
             if self._stopping.is_set():
-                told_to_leave_at = told_to_leave_at or now
-                if now - told_to_leave_at > EXIT_SECONDS:
+                told_to_leave_at = told_to_leave_at or time.monotonic()
+                if time.monotonic() - told_to_leave_at > EXIT_SECONDS:
                     return "killed"
-            if heard or self._ready_at is None or not self._listener.busy():
-                quiet_since = now
-            elif now - quiet_since > self._settings.engine_stall_timeout:
-                self._process_kill()
-                return f"the engine finished no step for {self._settings.engine_stall_timeout:g} s"
 
-    def _process_kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-
-    def _hand_on(self, message: FromEngine) -> None:
+    def _hand_on(self, message: FromEngine, watch: EngineWatch) -> None:
         try:
             match message:
                 case LoadProgress():
                     self._listener.on_progress(message)
                 case Ready():
                     self._ready_at = time.monotonic()
+                    watch.ready(message.card)
                     self._listener.on_ready(message)
                     self._first_ready.set()
                 case EngineOutput():
@@ -215,38 +215,3 @@ def _write(outgoing: queue.SimpleQueue[ToEngine | None], pipe: Connection) -> No
             pipe.send_bytes(encode_msgpack(message))
         except (OSError, ValueError):
             return  # The process is gone; the reader notices.
-
-
-# -- in the engine process ----------------------------------------------------------------------------------------------
-
-_PR_SET_PDEATHSIG = 1
-
-
-def _child(pipe: Connection, settings: Settings, parent: int) -> None:
-    _die_with_parent(parent)
-    # Ctrl-C and a service manager signal the whole group; the worker decides when its engine ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    configure_logging(settings)
-    try:
-        module, _, function = settings.engine_target.partition(":")
-        run: Callable[[Connection, Settings], None] = getattr(importlib.import_module(module), function)
-        run(pipe, settings)
-    except EOFError:
-        return  # The worker is gone.
-    except Exception as error:  # noqa: BLE001
-        # The boundary of the process: the worker logs the message, our stderr has the traceback.
-        message = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(OSError):
-            pipe.send_bytes(encode_msgpack(EngineFailure(message)))
-        traceback.print_exc()
-        sys.exit(1)
-
-
-def _die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its worker dies, even while it is busy in a long step (Linux)."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)

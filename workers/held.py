@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from common.errors import TgqError
 from common.wire import Job
@@ -39,17 +39,29 @@ class Engine(Protocol):
 class Held:
     job: Job
     delivery: Delivery
+    known: bool = False
+    """Whether it has been looked up what became of the request since its message was sent."""
     given: bool = False
     accepted: bool = False
     losses: int = 0
-    """Engine processes that died with this job in them."""
+    """Engine processes that died with this job in them; at least one for a job that may be poisonous."""
     answer: Answer = field(default_factory=Answer)
+
+
+class OpenDelivery(NamedTuple):
+    request: str
+    attempt: int
+    delivery: Delivery
 
 
 @dataclass(slots=True)
 class Effects:
-    """What a change of state leads to, carried out without the lock and in this order."""
+    """What a change of state leads to, carried out in this order."""
 
     frames: list[Outgoing] = field(default_factory=list)
     finished: list[tuple[Delivery, Answer | TgqError | None]] = field(default_factory=list)
     freed: bool = False
+
+    def finish(self) -> None:
+        for delivery, outcome in self.finished:
+            delivery.finish(outcome)

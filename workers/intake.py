@@ -8,8 +8,8 @@ from typing import Any
 import redis
 import structlog
 
-from common.keys import Keys
 from workers.dispatcher import Dispatcher
+from workers.marks import Marks
 from workers.transport import Room
 
 log = structlog.get_logger()
@@ -19,9 +19,9 @@ class EngineIntake:
     """See `workers.transport.Intake`. `freed` may be called from any thread, the rest is the event loop's."""
 
     dispatcher: Dispatcher
+    marks: Marks
 
-    def __init__(self, keys: Keys, client: redis.Redis) -> None:
-        self._keys = keys
+    def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._hub: Any = None
         self._pull: Callable[[], None] | None = None
@@ -34,22 +34,16 @@ class EngineIntake:
         return self.dispatcher.room(queues)
 
     def pulled(self) -> None:
-        """Give the pulled jobs to the engine together, less those whose submitter has meanwhile gone.
+        """Give the pulled jobs to the engine together, less those that were given up or sent again meanwhile.
 
-        A cancel is first written down, then broadcast. Looked up only now that the dispatcher holds the jobs, none is
-        missed: one written later finds its job here when the broadcast comes.
+        Both are first written down, then broadcast. Looked up only now that the dispatcher holds the jobs, none is missed:
+        one written later finds its job here when the broadcast comes.
         """
-        waiting = self.dispatcher.waiting()
-        if waiting:
-            try:
-                marks = self._client.mget([self._keys.cancelled(request) for request in waiting])
-            except redis.RedisError as error:
-                # The control listener looks again when it is connected again.
-                log.warning("cancelled_unknown", error=type(error).__name__)
-                marks = []
-            for request, mark in zip(waiting, marks, strict=False):
-                if mark is not None:
-                    self.dispatcher.cancel(request)
+        try:
+            self.marks.look(self._client, self.dispatcher.waiting())
+        except redis.RedisError as error:
+            # The control listener looks again when it is connected again.
+            log.warning("marks_unknown", error=type(error).__name__)
         self.dispatcher.give()
 
     def freed(self) -> None:

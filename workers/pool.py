@@ -17,12 +17,12 @@ import msgspec
 import structlog
 from celery import Task
 from celery.concurrency.base import BasePool, apply_target
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject
 
 from common.celery_message import TASK_NAME, job_of
 from common.errors import DeadlineExceeded, InvalidRequest, ServiceUnavailable, TgqError
 from common.wire import WIRE_VERSION, Job
-from workers.answer import Answer, JobCancelled
+from workers.answer import Answer, JobCancelled, JobReturned
 from workers.dispatcher import Dispatcher
 from workers.publisher import Outgoing
 from workers.refusal import refusal
@@ -74,6 +74,9 @@ class EngineDelivery:
                 return self._outcome.as_dict()
             case JobCancelled():
                 raise Ignore
+            case JobReturned():
+                # Not acknowledged: the message may be here once more by now, under the same delivery tag.
+                raise Reject(requeue=True)
             case None:
                 return None
             case error:

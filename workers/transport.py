@@ -6,8 +6,8 @@ it takes one message per three round trips; and on every broken connection it pu
 then takes all messages the engine has room for and registers them atomically; acknowledgements go out together, once
 per turn of the event loop, over whichever connection is alive (`workers.acks`). Message format and keys are kombu's.
 
-It overrides private methods of kombu (`_brpop_start`, `_brpop_read`, `_update_brpop_polling`): another kombu version
-needs the fault tests first.
+It overrides private methods of kombu (`_brpop_start`, `_brpop_read`, `_update_brpop_polling`, `_get_pool`): another kombu
+version needs the fault tests first.
 """
 
 # Kombu says it is typed, but its methods are not.
@@ -40,6 +40,9 @@ PULL_MAX = 8
 OTHER_QUEUES_SECONDS = 0.1
 """The doorbell hangs at the first queue only; the others are looked at this often, and whenever room appears."""
 
+BELL_OVERDUE_SECONDS = 3.0
+"""The server answers the doorbell after a second at the latest; one that is this late hangs on a dead link."""
+
 
 class Room(NamedTuple):
     """What may be taken from one queue now."""
@@ -61,6 +64,16 @@ class Intake(Protocol):
         """Everything one pull took has been delivered."""
 
 
+class Dial(Protocol):
+    """How this worker reaches Redis; kombu's own way knows less of it than `common.redis_clients`."""
+
+    def __call__(self, *, subclass: Callable[[type[Any]], type[Any]]) -> redis.ConnectionPool: ...
+
+
+def _as_it_is(base: type[Any]) -> type[Any]:
+    return base
+
+
 class QoS(stock.QoS):
     """Bookkeeping of deliveries; Redis hears of them from `Acks`."""
 
@@ -73,8 +86,8 @@ class QoS(stock.QoS):
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         if requeue:
-            self.channel.acks.forget([delivery_tag])
-            super().reject(delivery_tag, requeue=True)
+            self.channel.acks.give_back([delivery_tag])
+            virtual.QoS.ack(self, delivery_tag)
         else:
             self.ack(delivery_tag)
 
@@ -102,6 +115,7 @@ class Poller(stock.MultiChannelPoller):
     def pull_all(self) -> None:
         """Take everything there is room for."""
         for channel in list(self._channels):
+            channel.drop_dead_bell()
             try:
                 while channel.pull():
                     pass
@@ -115,8 +129,14 @@ class Poller(stock.MultiChannelPoller):
 class Channel(stock.Channel):
     QoS = QoS
 
-    from_transport_options = (*stock.Channel.from_transport_options, "inflight_key", "dead_key", "intake", "acks")
+    from_transport_options = (
+        *stock.Channel.from_transport_options,
+        *("dial", "worker", "workers_key", "inflight_key", "dead_key", "intake", "acks"),
+    )
     # Set from the transport options:
+    dial: Dial
+    worker: str
+    workers_key: str
     inflight_key: str
     dead_key: str
     intake: Intake
@@ -130,6 +150,8 @@ class Channel(stock.Channel):
     _uncertain = False
     """A pull's reply was lost: messages may be registered as ours that never came here."""
     _sync_client: redis.Redis | None = None
+    _bell_from = 0.0
+    """No bell before this monotonic time."""
 
     @contextmanager
     def conn_or_acquire(self, client: redis.Redis | None = None) -> Iterator[redis.Redis]:
@@ -139,6 +161,23 @@ class Channel(stock.Channel):
                 self._sync_client = self._create_client()
             client = self._sync_client
         yield client
+
+    def _get_pool(self, asynchronous: bool = False) -> redis.ConnectionPool:
+        pool = self.dial(subclass=self._watched if asynchronous else _as_it_is)
+        self.keyprefix_fanout = self.keyprefix_fanout.format(db=pool.connection_kwargs["db"])
+        return pool
+
+    def _watched(self, base: type[Any]) -> type[Any]:
+        """Connections that tell the event loop when they go."""
+        channel = self
+
+        class Connection(base):  # type: ignore[misc]
+            def disconnect(self, *args: Any, **options: Any) -> None:
+                super().disconnect(*args, **options)
+                if channel._registered:
+                    channel._on_connection_disconnect(self)
+
+        return Connection
 
     def _disconnect_pools(self) -> None:
         self._sync_client = None
@@ -162,8 +201,15 @@ class Channel(stock.Channel):
                 return 0
             # What the bell has moved aside came from the first queue and is its oldest message.
             limits = [number for room in (rooms[0], *rooms) for number in room]
-            keys = [self.unacked_key, self.unacked_index_key, self.dead_key, self.inflight_key, *queues]
-            arguments = [PULL_MAX, capacity, DEAD_JOBS_KEPT, *limits]
+            keys = [
+                self.unacked_key,
+                self.unacked_index_key,
+                self.dead_key,
+                self.workers_key,
+                self.inflight_key,
+                *queues,
+            ]
+            arguments = [self.worker, PULL_MAX, capacity, DEAD_JOBS_KEPT, *limits]
             self._uncertain = True
             self._blocked, *pulled = self._pull_script(client)(keys=keys, args=arguments, client=client)
             self._uncertain = False
@@ -214,7 +260,7 @@ class Channel(stock.Channel):
         while self.pull():
             pass
         queues = self._sources()
-        if self._blocked or not queues or self.intake.room(queues)[1][0].jobs <= 0:
+        if self._blocked or not queues or self.intake.room(queues)[1][0].jobs <= 0 or monotonic() < self._bell_from:
             return
         connection = self.client.connection
         self._in_poll = connection
@@ -229,6 +275,10 @@ class Channel(stock.Channel):
         except self.connection_errors:
             connection.disconnect()
             raise
+        except redis.OutOfMemoryError:
+            # Pulling goes on, which is the way out; only the bell is refused.
+            self._bell_from = monotonic() + BELL_OVERDUE_SECONDS
+            rung = None
         finally:
             self._in_poll = None
             self._flush_brpop_reauth()
@@ -238,6 +288,12 @@ class Channel(stock.Channel):
         if not taken:
             raise Empty()
         return True
+
+    def drop_dead_bell(self) -> None:
+        """Let the loop connect anew when the answer is overdue: a half-open connection never becomes readable."""
+        if self._in_poll and monotonic() - (self._brpop_sent_at or 0.0) > self.brpop_timeout + BELL_OVERDUE_SECONDS:
+            log.warning("doorbell_dropped")
+            self.client.connection.disconnect()
 
     def _give_back(self) -> None:
         """What the bell moved aside and no pull took goes back to its queue's head."""
@@ -268,14 +324,3 @@ class Transport(stock.Transport):
         super().register_with_event_loop(connection, loop)
         loop.call_repeatedly(OTHER_QUEUES_SECONDS, self.cycle.pull_all)
         self.client.transport_options["intake"].attach(loop, self.cycle.pull_all)
-
-
-class SentinelChannel(Channel, stock.SentinelChannel):
-    from_transport_options = tuple(
-        dict.fromkeys((*Channel.from_transport_options, *stock.SentinelChannel.from_transport_options))
-    )
-
-
-class SentinelTransport(Transport):
-    Channel = SentinelChannel
-    default_port = 26379

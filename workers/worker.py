@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -24,17 +24,19 @@ from common.celery_app import UNACKED_FOREVER_SECONDS, make_app
 from common.errors import DeadlineExceeded
 from common.garbage import settle_heap
 from common.keys import Keys
-from common.redis_clients import sync_redis
+from common.redis_checks import RedisUnfit, check_redis
+from common.redis_clients import sync_pool, sync_redis
 from common.settings import Settings
 from common.wire import Cancelled, EngineOutput, LoadProgress, Ready, WorkerRecord, WorkerState
 from workers.acks import Acks
 from workers.consumer import JobConsumer
 from workers.control import ControlListener
 from workers.dispatcher import Dispatcher
-from workers.drain import Drain
+from workers.drain import HANDED_OVER, Drain
 from workers.engine_process import EngineProcess
 from workers.heartbeat import Heartbeat
 from workers.intake import EngineIntake
+from workers.marks import Marks
 from workers.pool import EnginePool, Generate
 from workers.publisher import Outgoing, Publisher
 from workers.refusal import refusal
@@ -51,7 +53,7 @@ def run_worker(settings: Settings) -> int:
 
     Returns:
         Exit code: 0 after a stop that was asked for, 1 when Redis cannot be reached at the start or the engine cannot
-        load; the log says why.
+        load (at the start, or again and again later); the log says why.
     """
     return Worker(settings).run()
 
@@ -68,9 +70,9 @@ class Worker:
         self._keys = keys = Keys(settings.key_prefix)
         self._client = sync_redis(settings)
         self._loop_client = sync_redis(settings)
-        self._acks = Acks(keys.unacked(self.id), keys.unacked_index(self.id))
+        self._acks = Acks(keys, self.id)
         self._engine = EngineProcess(settings, self)
-        self._intake = EngineIntake(keys, self._loop_client)
+        self._intake = EngineIntake(self._loop_client)
         self._publisher = Publisher(settings, self.id, channels=self._channels, gone=self._submitter_gone)
         self._dispatcher = self._intake.dispatcher = Dispatcher(
             self.id,
@@ -80,11 +82,13 @@ class Worker:
             send=self._publisher.send,
             freed=self._intake.freed,
         )
+        self._marks = self._intake.marks = Marks(keys, self.id, self._dispatcher, max_attempts=settings.max_attempts)
+        self._control = ControlListener(settings, self.id, self._dispatcher, self._publisher, self._marks)
+        self._heartbeat = Heartbeat(settings, self.id, self.record, returned=self._marks.look_again)
         self._drain = Drain(
-            self._client, keys, self._dispatcher, self._publisher, self._acks, settings.graceful_termination_timeout
+            settings, self._client, self._dispatcher, self._publisher, self._acks, announce=self._heartbeat.beat
         )
-        self._control = ControlListener(settings, self.id, self._dispatcher, self._publisher)
-        self._heartbeat = Heartbeat(settings, self.id, self.record)
+        self._exit_code = 0
 
     def run(self) -> int:
         self._install_signals()
@@ -145,6 +149,11 @@ class Worker:
         self._dispatcher.on_lost(reason)
         self._heartbeat.beat_now()
 
+    def on_given_up(self, reason: str) -> None:
+        log.error("worker_gives_up", reason=reason)
+        self._exit_code = 1
+        self._drain.request()
+
     def busy(self) -> bool:
         return self._dispatcher.busy()
 
@@ -162,8 +171,6 @@ class Worker:
 
         def stop(_signal: int, _frame: FrameType | None) -> None:
             self._drain.request()
-            # Celery's event loop looks at this several times a second.
-            celery_state.should_stop = 0
 
         celery_state.should_stop = None
         signal.signal(signal.SIGTERM, stop)
@@ -172,8 +179,12 @@ class Worker:
     def _reach_redis(self) -> bool:
         for attempt in range(1, CONNECT_ATTEMPTS + 1):
             try:
-                self._client.ping()
+                for advice in check_redis(self._client):
+                    log.warning("redis_settings", advice=advice)
                 return True
+            except (RedisUnfit, redis.AuthenticationError) as error:
+                log.error("worker_cannot_start", reason=str(error))
+                return False
             except redis.RedisError as error:
                 log.warning("redis_unreachable", attempt=attempt, of=CONNECT_ATTEMPTS, reason=str(error))
             if attempt == CONNECT_ATTEMPTS:
@@ -208,35 +219,44 @@ class Worker:
             pool_cls=type(
                 "Pool",
                 (EnginePool,),
-                {"dispatcher": self._dispatcher, "send": self._publisher.send, "drain": self._drain_jobs},
+                {"dispatcher": self._dispatcher, "send": self._publisher.send, "drain": self._drain.wait},
             ),
             consumer_cls=type("Consumer", (JobConsumer,), {"send": self._publisher.send}),
             without_gossip=True,
             without_mingle=True,
             without_heartbeat=True,
         )
+        self._drain.start(then=_end_celery)
         controller.start()
-        return int(controller.exitcode or 0)
+        return self._exit_code or int(controller.exitcode or 0)
 
     def _celery_app(self) -> Any:
         app = make_app(self._settings)
         keys = self._keys
-        sentinel = str(app.conf.broker_url).startswith("sentinel://")
         card = self._dispatcher.card
         app.conf.update(
-            broker_transport="workers.transport:" + ("SentinelTransport" if sentinel else "Transport"),
+            # The transport dials by itself, whatever the scheme, the passwords and the certificates.
+            broker_url="redis://",
+            broker_use_ssl=None,
+            broker_transport="workers.transport:Transport",
             broker_transport_options={
                 **app.conf.broker_transport_options,
-                # A doorbell waits a second on the server.
-                "socket_timeout": self._settings.redis_timeout + 1.0,
+                "dial": partial(
+                    # A doorbell waits a second on the server.
+                    sync_pool,
+                    self._settings,
+                    patience=1.0,
+                    client_name=f"tgq-worker-{self.id}",
+                ),
                 "queue_order_strategy": "priority",
                 "visibility_timeout": UNACKED_FOREVER_SECONDS,
                 "unacked_key": keys.unacked(self.id),
                 "unacked_index_key": keys.unacked_index(self.id),
                 "unacked_mutex_key": keys.unacked_mutex(self.id),
+                "worker": self.id,
+                "workers_key": keys.workers,
                 "inflight_key": keys.inflight(self.id),
                 "dead_key": keys.dead,
-                "client_name": f"tgq-worker-{self.id}",
                 "intake": self._intake,
                 "acks": self._acks,
             },
@@ -266,16 +286,11 @@ class Worker:
             frames = [Outgoing(frame.channel, frame.request, frame.attempt, Cancelled()) for frame in frames]
         self._publisher.send(frames)
 
-    def _drain_jobs(self, turn: Callable[[], None]) -> None:
-        self._drain.requested = True
-        self._heartbeat.beat_now()
-        self._drain.run(turn)
-
     def _shut_down(self) -> None:
         self._drain.requested = True
         self._dispatcher.close()
-        cut_short = bool(self._dispatcher.requests())
-        self._dispatcher.fail_rest("the worker was told to stop")
+        self._dispatcher.hand_over(HANDED_OVER)
+        cut_short = self._drain.at_once or bool(self._dispatcher.requests())
         self._engine.stop(at_once=cut_short or self._dispatcher.card is None)
         self._publisher.stop(PUBLISH_LAST_SECONDS)
         self._drain.finish()
@@ -285,3 +300,8 @@ class Worker:
         self._client.close()
         self._loop_client.close()
         log.info("worker_stopped", worker=self.id)
+
+
+def _end_celery() -> None:
+    # Its event loop looks at this several times a second.
+    celery_state.should_stop = 0

@@ -1,4 +1,4 @@
-"""What a submitter tells the workers: cancel, resend, release. Nobody waits for these calls."""
+"""What a submitter tells the workers: cancel, disown, resend, release. Nobody waits for these calls."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ RETRY_SECONDS = 0.5
 CANCELS_PER_CALL = 64
 CANCELS_KEPT = 10_000
 """Cancels that wait for Redis to come back; beyond it the oldest are forgotten and their jobs run to their end."""
+DISOWN_SECONDS = 1.0
+"""A worker that goes on with an attempt nobody waits for is told again after this time ..."""
+DISOWNS_KEPT = 1000
+"""... and of so many attempts at once."""
 
 # A job that is still in its queue leaves it, and nobody has to remember it. Any other may be anywhere, even on its way
 # into the queue (a push whose answer was lost), so the mark stays until it can no longer start.
@@ -42,8 +46,8 @@ class _QueuedJob:
 class ControlSender:
     """Sends control messages in the background, over one pipelined call at a time.
 
-    Cancels are kept until Redis has taken them. Resends and releases are not: a stream asks again, and a worker forgets
-    a finished request by itself after a while.
+    Cancels are kept until Redis has taken them. The others are not: a stream asks again, a stale frame that comes is
+    answered again, and a worker forgets a finished request by itself after a while.
     """
 
     def __init__(self, redis_client: redis.asyncio.Redis, keys: Keys) -> None:
@@ -51,14 +55,16 @@ class ControlSender:
         self._keys = keys
         self._cancel = redis_client.register_script(_CANCEL)
         self._cancels: dict[str, _QueuedJob] = {}
-        self._resends: list[tuple[str, Resend]] = []
+        self._disowned: dict[tuple[str, str], tuple[int, float]] = {}
+        """Worker and request, with what was said and when."""
+        self._others: list[tuple[str, Cancel | Resend]] = []
         self._releases: defaultdict[str, list[str]] = defaultdict(list)
         self._wake = asyncio.Event()
 
     @property
     def pending(self) -> int:
         """Messages not sent yet."""
-        return len(self._cancels) + len(self._resends) + sum(map(len, self._releases.values()))
+        return len(self._cancels) + len(self._others) + sum(map(len, self._releases.values()))
 
     def cancel(self, request: str, queue: str, message: bytes | None) -> None:
         """Stop `request`: take `message` (None: it left the queue) out of `queue`, or else tell every worker."""
@@ -68,10 +74,23 @@ class ControlSender:
             log.error("Redis is away and %d cancels wait for it: the oldest is dropped", CANCELS_KEPT)
         self._wake.set()
 
+    def disown(self, worker: str, request: str, below: int, now: float) -> None:
+        """Let `worker` stop attempts of `request` that are lower than `below`; said once in `DISOWN_SECONDS`."""
+        said, at = self._disowned.get((worker, request), (0, 0.0))
+        if below <= said and now - at < DISOWN_SECONDS:
+            return
+        if len(self._disowned) >= DISOWNS_KEPT:
+            self._disowned = {pair: entry for pair, entry in self._disowned.items() if now - entry[1] < DISOWN_SECONDS}
+            if len(self._disowned) >= DISOWNS_KEPT:
+                return  # Its next frame says it again.
+        self._disowned[worker, request] = (below, now)
+        self._others.append((self._keys.control_of(worker), Cancel(request, below)))
+        self._wake.set()
+
     def resend(self, worker: str | None, request: str, attempt: int, from_sequence: int) -> None:
         """Ask `worker` (None: whichever has the request) for the frames from `from_sequence` on."""
         channel = self._keys.control if worker is None else self._keys.control_of(worker)
-        self._resends.append((channel, Resend(request, attempt, from_sequence)))
+        self._others.append((channel, Resend(request, attempt, from_sequence)))
         self._wake.set()
 
     def release(self, worker: str, request: str) -> None:
@@ -106,9 +125,9 @@ class ControlSender:
 
     async def _flush(self) -> None:
         cancels = dict(list(self._cancels.items())[:CANCELS_PER_CALL])
-        messages: list[tuple[str, Control]] = [*self._resends]
+        messages: list[tuple[str, Control]] = [*self._others]
         messages += [(self._keys.control_of(worker), Release(ids)) for worker, ids in self._releases.items()]
-        self._resends.clear()
+        self._others.clear()
         self._releases.clear()
         if not (cancels or messages):
             return

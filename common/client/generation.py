@@ -11,7 +11,11 @@ import redis.asyncio
 
 from common.background import every, keep_running, stop_tasks
 from common.client.control import ControlSender
+from common.client.counters import ClientCounters
 from common.client.dispatch import Dispatcher
+from common.client.failover import Resender
+from common.client.parts import Parts
+from common.client.queue_watch import QueueWatch
 from common.client.relay import Relay
 from common.client.token_stream import TokenStream
 from common.client.worker_watch import WorkerWatch
@@ -24,9 +28,11 @@ from common.wire import Job, JobClass
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.25
-WATCH_SECONDS = 1.0
-FROZEN_SECONDS = 2.0
+WATCH_SECONDS = 0.5
+FROZEN_SECONDS = 1.0
 """A sweep this late means that the whole process stood still, not that its streams were silent."""
+CATCH_UP_SECONDS = 1.0
+"""No stream is judged for so long after it."""
 
 
 class GenerationClient:
@@ -45,8 +51,13 @@ class GenerationClient:
     `async with` sends the job and raises `Overloaded` (the queue is full) or `ServiceUnavailable` (Redis is away, known
     within `redis_timeout`). The iteration gives one `Tokens` per turn: everything that has arrived since the last turn,
     merged, so that a reader that fell behind catches up in one write (of several children, one at a time: `Tokens.child`).
-    It ends after the `Tokens` that `ends`, or raises a `TgqError`: what the worker reported, `DeadlineExceeded` (no worker took the job in `queue_timeout`) or
-    `IncompleteGeneration` (frames lost, silence, worker lost, reader too slow). It never waits for ever.
+    A worker that is lost, fails, stops or goes silent is no end: the job goes to another worker with the tokens so far, and
+    the iteration goes on.
+
+    It ends after the `Tokens` that `ends`, or raises a `TgqError` (`TgqError.reason` says which limit it was): what the worker
+    reported, `DeadlineExceeded` (no worker took the job in `queue_timeout`, or the whole was not done in `timeout`),
+    `GenerationFailed` (too many attempts were lost) or `IncompleteGeneration` (Redis away too long, reader too slow). It never
+    waits for ever.
 
     Leaving the `async with` block before the end (an exception, a cancelled task, `break`) cancels the job wherever it
     is, without waiting for Redis; `stream.close()` does the same from anywhere, for example from a disconnect watcher: it
@@ -67,12 +78,24 @@ class GenerationClient:
         self.keys = Keys(settings.key_prefix)
         self._owns_redis = redis_client is None
         self.redis = redis_client if redis_client is not None else async_redis(settings)
+        self.counters = ClientCounters()
         self._watch = WorkerWatch(self.redis, self.keys, settings)
-        self._relay = Relay(settings, self.keys.reply(self.process_id), self._watch)
         self._control = ControlSender(self.redis, self.keys)
-        self._dispatcher = Dispatcher(self.redis, settings)
+        self._relay = Relay(settings, self.keys.reply(self.process_id), self._watch, self._control, self.counters)
+        self._resender = Resender(self.redis, self.keys, settings, self.counters)
+        self._queue_watch = QueueWatch(self.redis, self.keys, self._relay.streams)
+        self._parts = Parts(
+            settings=settings,
+            keys=self.keys,
+            relay=self._relay,
+            dispatcher=Dispatcher(self.redis, settings),
+            resender=self._resender,
+            control=self._control,
+            watch=self._watch,
+            counters=self.counters,
+        )
         self._tasks: list[asyncio.Task[None]] = []
-        self._last_sweep = 0.0
+        self._last_sweep = self._judges_from = 0.0
 
     @property
     def connected(self) -> bool:
@@ -95,6 +118,8 @@ class GenerationClient:
         self._tasks = [
             asyncio.create_task(keep_running(self._relay.run, "relay")),
             asyncio.create_task(keep_running(self._control.run, "control sender")),
+            asyncio.create_task(keep_running(self._resender.run, "resender")),
+            asyncio.create_task(keep_running(self._queue_watch.run, "queue watch")),
             asyncio.create_task(every(SWEEP_SECONDS, self._sweep, "stream sweep")),
             asyncio.create_task(every(WATCH_SECONDS, self._look_after_workers, "worker watch")),
         ]
@@ -149,25 +174,30 @@ class GenerationClient:
             trace=trace or {},
         )
 
-    def generate(self, job: Job) -> TokenStream:
+    def generate(self, job: Job, timeout: float | None = None) -> TokenStream:
         """The answer to `job`; enter it (`async with`) to send the job.
+
+        Args:
+            timeout: seconds from now in which the request must be finished.
 
         Raises:
             ValueError: the job names another reply channel. (Entering raises it when the job's id is in use.)
         """
         if job.reply_to != self._relay.channel:
             raise ValueError("the job's `reply_to` is not this client's channel: make it with `new_job`")
-        queue = self.keys.queue(job.model, job.job_class)
-        return TokenStream(job, queue, self._relay, self._dispatcher, self._control, self._watch, self.settings)
+        return TokenStream(job, self._parts, timeout)
 
     async def _sweep(self) -> None:
         now = time.monotonic()
-        late = now - self._last_sweep > FROZEN_SECONDS
-        self._last_sweep = now
-        if late:
-            return  # The frames that came meanwhile are read before the next sweep.
-        for stream in list(self._relay.streams.values()):
-            stream.check(now)
+        pause, self._last_sweep = now - self._last_sweep - SWEEP_SECONDS, now
+        if pause > FROZEN_SECONDS:
+            # The frames that came meanwhile are read first.
+            self._judges_from = now + CATCH_UP_SECONDS
+            for stream in self._relay.streams.values():
+                stream.paused(pause)
+        if now >= self._judges_from:
+            for stream in list(self._relay.streams.values()):
+                stream.check(now)
 
     async def _look_after_workers(self) -> None:
         if self._relay.streams:

@@ -11,7 +11,8 @@ from typing import Self
 import msgspec
 
 from common.client.timings import Timings
-from common.client.token_stream import UNREAD_FRAMES, TokenStream
+from common.client.token_buffer import UNREAD_FRAMES
+from common.client.token_stream import TokenStream
 from common.errors import TgqError
 from common.wire import Finish, Tokens
 

@@ -13,10 +13,13 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from common.client.control import ControlSender
+from common.client.counters import ClientCounters
+from common.client.queue_watch import Waiting
 from common.client.worker_watch import WorkerWatch
 from common.redis_clients import subscriber_pool
 from common.settings import Settings
-from common.wire import WIRE_VERSION, Frame, decode_step_frames
+from common.wire import WIRE_VERSION, Accepted, Frame, Tokens, decode_step_frames
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +27,8 @@ _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 1.0
 
 
-class Receiver(Protocol):
-    """One request's end of the relay. These methods return at once and never raise."""
+class Receiver(Waiting, Protocol):
+    """One open request. These methods return at once and never raise."""
 
     def receive(self, worker: str, frame: Frame, now: float) -> None:
         """A frame of this request arrived at monotonic time `now`."""
@@ -33,27 +36,36 @@ class Receiver(Protocol):
     def missed(self, now: float) -> None:
         """The subscription was interrupted until `now`: frames may be lost."""
 
+    def paused(self, seconds: float) -> None:
+        """This process stood still for so long."""
+
     def check(self, now: float) -> None:
-        """Time has passed: look after the request's time limits."""
+        """Time has passed: look after the request's time limits and its worker."""
 
     def close(self) -> None:
         """Give the request up."""
 
 
 class Relay:
-    """Keeps the subscription to `channel` alive and routes frames by request id.
+    """Holds the open requests, keeps the subscription to `channel` alive and routes frames by request id.
 
-    Frames of unknown requests (finished, cancelled) are dropped. Streams never hold the relay up: they take a frame
+    Frames that nobody waits for are dropped, and their worker is told. Streams never hold the relay up: they take a frame
     without waiting and look after their own limits.
     """
 
-    def __init__(self, settings: Settings, channel: str, watch: WorkerWatch) -> None:
+    def __init__(
+        self, settings: Settings, channel: str, watch: WorkerWatch, control: ControlSender, counters: ClientCounters
+    ) -> None:
         self.channel = channel
         self._pool = subscriber_pool(settings)
         self._silence = settings.redis_timeout
         self._watch = watch
+        self._control = control
+        self._counters = counters
         self.streams: dict[str, Receiver] = {}
         """Open requests by id."""
+        self.changed_at = 0.0
+        """When the subscription came or went, in monotonic time."""
         self._subscribed = asyncio.Event()
         self._interrupted = False
 
@@ -76,6 +88,13 @@ class Relay:
         """Drop the frames of `request` from now on."""
         self.streams.pop(request, None)
 
+    def stray(self, worker: str, frame: Frame, now: float) -> None:
+        """Nobody waits for this frame's attempt: if it still runs, its worker can stop it."""
+        self._counters.stale_frames += 1
+        body = frame.body
+        if isinstance(body, Accepted) or (isinstance(body, Tokens) and not body.ends):
+            self._control.disown(worker, frame.request, frame.attempt + 1, now)
+
     async def wait_connected(self) -> None:
         """Wait until subscribed; the caller bounds the time."""
         await self._subscribed.wait()
@@ -92,7 +111,9 @@ class Relay:
             except (RedisError, OSError) as error:
                 log.warning("subscription interrupted: %s", error)
             finally:
-                self._subscribed.clear()
+                if self.connected:
+                    self._subscribed.clear()
+                    self.changed_at = time.monotonic()
                 await connection.disconnect(nowait=True)
             self._interrupted = True
             self._watch.interrupted()
@@ -104,9 +125,9 @@ class Relay:
         await connection.send_command("SUBSCRIBE", self.channel)
         await connection.read_response()
         self._subscribed.set()
+        now = self.changed_at = time.monotonic()
         if self._interrupted:
             self._watch.interrupted()
-            now = time.monotonic()
             for stream in list(self.streams.values()):
                 stream.missed(now)
 
@@ -143,3 +164,5 @@ class Relay:
             stream = streams.get(frame.request)
             if stream is not None:
                 stream.receive(step.worker, frame, now)
+            else:
+                self.stray(step.worker, frame, now)

@@ -1,94 +1,85 @@
-"""The tokens of one request, as they come."""
+"""The tokens of one request, as they come, whichever worker they come from."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections import deque
 from types import TracebackType
 from typing import Self
 
-from common.celery_message import celery_message
-from common.client.control import ControlSender
-from common.client.dispatch import Dispatcher
+import msgspec
+
+from common.client.attempts import Attempts
+from common.client.counters import Cause
+from common.client.failover import NextAttempt, Outcome, SentMessage
 from common.client.frame_order import FrameOrder
-from common.client.relay import Relay
+from common.client.hearing import Hearing
+from common.client.parts import Parts
+from common.client.progress import Progress, TokensMissing
+from common.client.queue_watch import Watched
 from common.client.timings import Timings
-from common.client.worker_watch import WorkerWatch
+from common.client.token_buffer import TokenBuffer
 from common.errors import (
     DeadlineExceeded,
+    GenerationFailed,
     IncompleteGeneration,
     Overloaded,
     ServiceUnavailable,
     TgqError,
     error_from_worker,
 )
-from common.settings import Settings
 from common.wire import Accepted, Cancelled, Failed, Finish, Frame, FrameBody, Job, Tokens
 
-UNREAD_FRAMES = 1024
-"""Frames a reader may be behind ..."""
-SLOW_READER_SECONDS = 1.0
-"""... once it has taken nothing for this long; a burst after an interruption is not the reader's fault."""
-GAP_SECONDS = 10.0
-"""A gap that the worker does not close in this time (with Redis connected) ends the request."""
-ASK_SECONDS = 1.0
-"""Missing frames are asked for again after this time ..."""
-SILENCE_ASK_SECONDS = 5.0
-"""... and the frames that may have been lost at the end of what arrived, when nothing comes, after this time."""
+_ENDED_BY_WORKER: set[Cause] = {"worker_failed", "handed_over", "cancelled"}
+SILENT_STALLS = 3.0
+"""Stall limits after which silence is an error whatever the reason: Redis that comes and goes, for example."""
 
 
 class TokenStream:
     """One request from its submission to its end; made by `GenerationClient.generate`, which describes its use.
 
-    `receive`, `missed` and `check` are called by the relay and the client's sweep. They hold everything that can end a
-    request, so that a reader needs no timer of its own; each end releases the relay's slot and is final.
+    `receive`, `missed`, `paused` and `check` are called by the relay and the client's sweep, `resending` and `resent` by
+    the resender, `not_found` and `missing` by the queue watch. They hold everything that can end a request or make another
+    attempt of it, so that a reader needs no timer of its own; each end releases the relay's slot and is final.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        queue: str,
-        relay: Relay,
-        dispatcher: Dispatcher,
-        control: ControlSender,
-        watch: WorkerWatch,
-        settings: Settings,
-    ) -> None:
-        self.job = job
-        self.timings = Timings(submitted=time.monotonic())
-        self.generated_ids: list[int] = list(job.generated_ids)
-        """All tokens so far, earlier attempts' included: what another attempt would go on from."""
-        self.sibling_ids = [
-            list(job.sibling_ids[i]) if i < len(job.sibling_ids) else [] for i in range(job.parameters.children - 1)
-        ]
-        """The same of the children 1, 2, ..."""
+    def __init__(self, job: Job, parts: Parts, timeout: float | None = None) -> None:
+        now, unix_now = time.monotonic(), time.time()
+        settings = parts.settings
+        self._queue_wait = settings.queue_timeout if job.deadline is None else job.deadline - unix_now
+        self._total_at = math.inf if timeout is None else now + timeout
+        self._give_up_at = now + self._queue_wait
+        if timeout is not None and (job.deadline is None or job.deadline > unix_now + timeout):
+            job = msgspec.structs.replace(job, deadline=unix_now + timeout)
+        self.timings = Timings(submitted=now)
         self.finish: Finish | None = None
         """Set once the last token has arrived; of several children that of the last to end."""
         self.error: TgqError | None = None
         """Why the request ended, if not by itself."""
-        self._queue = queue
-        self._relay = relay
-        self._dispatcher = dispatcher
-        self._control = control
-        self._watch = watch
+        self.watched: Watched | None = None
+        """See `Waiting`."""
+        self._parts = parts
         self._settings = settings
+        self._queue = parts.keys.queue(job.model, job.job_class)
         self._order = FrameOrder(job.attempt)
-        self._message: bytes | None = None
+        self._progress = Progress(job)
+        self._attempts = Attempts(job, self._progress, settings.max_attempts)
+        self._hearing = Hearing(now)
+        self._message: SentMessage | None = None
+        """The newest attempt's, unless it is known to have left the queue."""
         self._sending: asyncio.Task[None] | None = None
         self._sent = False
-        """Whether the message may be in the queue."""
+        """Whether a message may be in the queue."""
         self._ended = False
-        self._finished: set[int] = set()
-        """Children whose end has arrived."""
-        self._unread: deque[Tokens] = deque()
-        self._unread_since = 0.0
-        self._waiter: asyncio.Future[None] | None = None
-        self._heard_at = self._asked_at = self._gap_since = self._missed_at = 0.0
-        wait = settings.queue_timeout if job.deadline is None else job.deadline - time.time()
-        self._give_up_at = self.timings.submitted + wait
+        self._unread = TokenBuffer()
 
     # -- the reader's side
+
+    @property
+    def job(self) -> Job:
+        """The newest attempt."""
+        return self._attempts.job
 
     @property
     def worker(self) -> str | None:
@@ -100,12 +91,22 @@ class TokenStream:
         """Whether nothing more will arrive (there may be unread tokens)."""
         return self._ended
 
+    @property
+    def generated_ids(self) -> list[int]:
+        """All tokens so far, earlier attempts' included: what another attempt would go on from."""
+        return self._progress.ids[0]
+
+    @property
+    def sibling_ids(self) -> list[list[int]]:
+        """The same of the children 1, 2, ..."""
+        return self._progress.ids[1:]
+
     async def __aenter__(self) -> Self:
         if self.error is not None:
             raise self.error  # Closed before it began.
         if self._sending is not None:
             raise RuntimeError("a token stream is entered once")
-        self._relay.open(self.job.id, self)
+        self._parts.relay.open(self.job.id, self)
         # In a task of its own: when the caller is cancelled, what became of the push must still be known.
         self._sending = asyncio.create_task(self._send())
         try:
@@ -129,8 +130,8 @@ class TokenStream:
                 raise self.error
             if self._ended:
                 raise StopAsyncIteration
-            await self._wait()
-        return self._take_unread()
+            await self._unread.wait()
+        return self._unread.take()
 
     async def ready(self, timeout: float | None = None) -> bool:
         """Wait until the next turn of the iteration would not wait, or `timeout` seconds; returns whether it is so.
@@ -140,7 +141,7 @@ class TokenStream:
         if not (self._unread or self._ended):
             try:
                 async with asyncio.timeout(timeout):
-                    await self._wait()
+                    await self._unread.wait()
             except TimeoutError:
                 pass
         return bool(self._unread or self._ended)
@@ -151,124 +152,194 @@ class TokenStream:
         A reader that still waits gets what has arrived and then `IncompleteGeneration`.
         """
         if not self._ended:
-            self._fail(IncompleteGeneration("The request was given up before its end"))
+            self._fail(IncompleteGeneration("The request was given up before its end", reason="closed"))
 
     # -- the relay's side
 
     def receive(self, worker: str, frame: Frame, now: float) -> None:
         """See `Receiver`."""
-        bodies = self._order.push(worker, frame)
-        for body in bodies:
-            if not self._ended:
-                self._heard_at = now
-                self._missed_at = 0.0
+        order, hearing = self._order, self._hearing
+        bodies = order.push(worker, frame)
+        if bodies:
+            hearing.progressed(now)
+            for body in bodies:
                 self._take(body, worker, now)
-        if not self._order.gap:
-            self._gap_since = 0.0
-        elif not self._gap_since and not self._ended:
-            self._gap_since = now
+                if self._ended or self._order is not order:
+                    return
+        elif frame.attempt == order.attempt and worker == order.worker:
+            hearing.answered()
+        elif frame.attempt <= order.attempt:
+            self._parts.relay.stray(worker, frame, now)
+        if order.gap and hearing.gap(now):
             self._ask(now)
 
     def missed(self, now: float) -> None:
         """See `Receiver`."""
-        self._missed_at = now
-        if self._gap_since:
-            self._gap_since = now
+        self._hearing.missed(now)
+        if self.watched is not None:
+            self.watched.hurry(now)
         if self._sent:
             self._ask(now)
+
+    def paused(self, seconds: float) -> None:
+        """See `Receiver`."""
+        self._hearing.paused(seconds)
 
     def check(self, now: float) -> None:
         """See `Receiver`."""
         worker = self._order.worker
-        if worker is None:
+        if now >= self._total_at:
+            self._fail(DeadlineExceeded("The request was not finished in time", reason="total"))
+        elif worker is None:
             if now >= self._give_up_at:
-                self._fail(DeadlineExceeded("No worker took the request in time"))
-                return
-        elif now - self._heard_at > self._settings.stall_timeout:
-            self._fail(IncompleteGeneration("The worker has gone silent"))
-            return
-        elif self._watch.lost(worker):
-            self._fail(IncompleteGeneration("The worker that ran the request is gone"))
-            return
-        elif self._gap_since and self._relay.connected and now - self._gap_since > GAP_SECONDS:
-            self._fail(IncompleteGeneration("Parts of the answer were lost"))
-            return
-        if self._question_due(worker, now):
+                self._fail(DeadlineExceeded("No worker took the request in time", reason="queue_wait"))
+        else:
+            self._check_worker(worker, now)
+        if not self._ended and self._hearing.question_due(now, accepted=self._order.worker is not None):
             self._ask(now)
 
-    def _question_due(self, worker: str | None, now: float) -> bool:
-        if worker is None and not self._missed_at:
-            return False
-        urgent = self._gap_since or (self._missed_at and now - self._missed_at < GAP_SECONDS)
-        return now - max(self._heard_at, self._asked_at) >= (ASK_SECONDS if urgent else SILENCE_ASK_SECONDS)
+    def _check_worker(self, worker: str, now: float) -> None:
+        limit = self._settings.stall_timeout
+        relay, heard_at = self._parts.relay, self._hearing.progress_at
+        silence = now - max(heard_at, relay.changed_at)
+        if now - heard_at > SILENT_STALLS * limit:
+            self._fail(IncompleteGeneration("The worker has gone silent", reason="stall"))
+        elif not relay.connected:
+            if silence > limit:
+                self._fail(IncompleteGeneration("Redis has been away for too long", reason="redis"))
+        elif self._parts.watch.lost(worker):
+            self._fail_over("worker_lost", "its worker was lost", now)
+        elif silence > limit:
+            self._fail_over("stalled", "its worker went silent", now)
+        elif self._hearing.unanswered(now):
+            self._fail_over("frames_lost", "parts of its answer were lost", now)
 
     def _ask(self, now: float) -> None:
-        self._asked_at = now
-        self._control.resend(self._order.worker, self.job.id, self.job.attempt, self._order.next_sequence)
+        """Ask for what may be missing, and for the frame before: a worker that has nothing new answers, too."""
+        order = self._order
+        self._hearing.asked(now, expects_answer=order.worker is not None)
+        self._parts.control.resend(order.worker, self.job.id, order.attempt, max(order.next_sequence - 1, 0))
 
     def _take(self, body: FrameBody, worker: str, now: float) -> None:
+        if self._message is not None:
+            self._message = self.watched = None
         if self.timings.accepted is None:
             self.timings.accepted = now
-            self._message = None
         match body:
             case Tokens():
                 self._take_tokens(body, worker, now)
             case Accepted():
                 pass
+            case Failed(handed_over=True):
+                self._fail_over("handed_over", "its worker stopped", now, counts=False)
+            case Failed(retryable=True):
+                self._fail_over("worker_failed", body.message.removeprefix(GenerationFailed.prefix), now)
             case Failed():
                 self._end_by_worker(worker, error_from_worker(body.error_type, body.message))
             case Cancelled():
-                self._end_by_worker(worker, IncompleteGeneration("The request was cancelled"))
+                # Not by us. If somebody else did it, Redis knows.
+                self._fail_over("cancelled", "its worker cancelled it", now, counts=False)
 
     def _take_tokens(self, body: Tokens, worker: str, now: float) -> None:
-        children = [self.generated_ids, *self.sibling_ids]
-        ids = children[body.child] if body.child < len(children) else []
-        known = len(ids) - body.offset
-        if known < 0 or body.child >= len(children):
-            self._fail(IncompleteGeneration("Parts of the answer were lost"))
+        try:
+            new = self._progress.take(body)
+        except TokensMissing:
+            self._fail_over("frames_lost", "parts of its answer were lost", now)
             return
-        if known:
-            # A second worker began the same attempt anew; equal positions hold equal tokens.
-            body = Tokens(len(ids), body.tokens[known:], body.finish, body.child, body.unfinished)
-        if body.tokens:
-            ids.extend([token.id for token in body.tokens])
+        except IncompleteGeneration as error:
+            self._fail(error)
+            return
+        if new is None:
+            return
+        if new.tokens:
             self.timings.last_token = now
             if self.timings.first_token is None:
                 self.timings.first_token = now
-        elif body.finish is None or (body.child in self._finished and not body.ends):
+        if not self._unread.put(new, now):
+            self._fail(IncompleteGeneration("The client reads too slowly", reason="slow_reader"))
             return
-        if not self._unread:
-            self._unread_since = now
-        elif len(self._unread) >= UNREAD_FRAMES and now - self._unread_since > SLOW_READER_SECONDS:
-            self._unread.clear()
-            self._fail(IncompleteGeneration("The client reads too slowly"))
-            return
-        self._unread.append(body)
-        if body.finish is not None:
-            self._finished.add(body.child)
-        if body.ends:
-            self.finish = body.finish
+        if new.ends:
+            self.finish = new.finish
             self._end_by_worker(worker, None)
-        self._wake()
+        self._unread.wake()
+
+    # -- another attempt
+
+    def not_found(self, now: float) -> None:
+        """See `Waiting`."""
+        self._ask(now)
+
+    def missing(self, now: float) -> None:
+        """See `Waiting`."""
+        self._fail_over("not_queued", "it was lost before a worker took it", now, counts=False)
+
+    def resending(self, message: SentMessage) -> None:
+        """See `Requester`."""
+        self._message = message
+        self._sent = True
+
+    def resent(self, outcome: Outcome, now: float) -> None:
+        """See `Requester`."""
+        if self._ended:
+            return
+        if outcome == "given_up":
+            self._give_up()
+        elif outcome == "cancelled":
+            self._fail(IncompleteGeneration("The request was cancelled", reason="cancelled"))
+        elif self._message is not None:
+            self.watched = Watched(self._message, now)
+
+    def _fail_over(self, cause: Cause, why: str, now: float, *, counts: bool = True) -> None:
+        """Make another attempt, from the tokens so far.
+
+        Args:
+            why: see `Attempts.lost`, which also says what `counts`.
+        """
+        worker, attempts = self._order.worker, self._attempts
+        attempts.lost(worker, why, counts=counts)
+        if worker is not None and cause in _ENDED_BY_WORKER:
+            self._parts.control.release(worker, self.job.id)
+        elif worker is not None:
+            self._parts.control.disown(worker, self.job.id, self.job.attempt + 1, now)
+        if attempts.exhausted:
+            self._give_up()
+            return
+        if worker is not None:
+            self._give_up_at = now + self._queue_wait
+        job = attempts.next(time.time() + max(min(self._give_up_at, self._total_at) - now, 0.0))
+        self._order = FrameOrder(job.attempt)
+        self._hearing = Hearing(now)
+        self._message = self.watched = None
+        urgent = self.timings.accepted is not None
+        following = NextAttempt(job, self._queue, cause, attempts.losses.copy(), urgent, self)
+        self._parts.resender.send(following, attempts.pause)
+
+    def _give_up(self) -> None:
+        self._parts.counters.given_up += 1
+        error = GenerationFailed(self._attempts.epitaph)
+        error.reason = "attempts"
+        self._fail(error)
 
     # -- inside
 
     async def _send(self) -> None:
-        message = self._message = celery_message(self.job, self._queue)
+        message = self._message = SentMessage.of(self.job, self._queue)
         try:
             async with asyncio.timeout(self._settings.redis_timeout):
-                await self._relay.wait_connected()
+                await self._parts.relay.wait_connected()
                 self._sent = True
-                await self._dispatcher.push(self._queue, message)
+                await self._parts.dispatcher.push(self._queue, message.message)
         except Overloaded:
             self._sent = False
             raise
         except TimeoutError as error:
             raise ServiceUnavailable("The queue cannot be reached") from error
         self.timings.queued = time.monotonic()
+        if self._message is message:
+            self.watched = Watched(message, self.timings.queued)
 
     def _end_by_worker(self, worker: str, error: TgqError | None) -> None:
-        self._control.release(worker, self.job.id)
+        self._parts.control.release(worker, self.job.id)
         self._end(error)
 
     def _fail(self, error: TgqError) -> None:
@@ -285,7 +356,8 @@ class TokenStream:
         if not sending.cancelled():
             sending.exception()  # Marks it as seen: the one who waited for it may be gone.
         if self._sent:
-            self._control.cancel(self.job.id, self._queue, self._message)
+            message = None if self._message is None else self._message.message
+            self._parts.control.cancel(self.job.id, self._queue, message)
         self._message = None
 
     def _end(self, error: TgqError | None) -> None:
@@ -293,29 +365,7 @@ class TokenStream:
             return
         self._ended = True
         self.error = error
+        self.watched = None
         self.timings.ended = time.monotonic()
-        self._relay.close(self.job.id)
-        self._wake()
-
-    def _take_unread(self) -> Tokens:
-        first = last = self._unread.popleft()
-        if not self._unread or self._unread[0].child != first.child:
-            return first
-        tokens = list(first.tokens)
-        while self._unread and self._unread[0].child == first.child:
-            last = self._unread.popleft()
-            tokens.extend(last.tokens)
-        return Tokens(first.offset, tokens, last.finish, first.child, last.unfinished)
-
-    async def _wait(self) -> None:
-        if self._waiter is not None:
-            raise RuntimeError("a token stream has one reader at a time")
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._parts.relay.close(self.job.id)
+        self._unread.wake()

@@ -6,6 +6,7 @@ import signal
 import sys
 from types import FrameType
 
+from common.redis_checks import RedisUnfit
 from ops.configuration import Configuration
 from ops.embedded_redis import RedisUnavailable
 from ops.ports import PortTaken
@@ -25,6 +26,6 @@ def run(configuration: Configuration) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, stop)
         return service.run()
-    except (ChildFailed, RedisUnavailable, PortTaken) as error:
+    except (ChildFailed, RedisUnavailable, RedisUnfit, PortTaken) as error:
         print(f"tgq: {error}", file=sys.stderr)
         return 1

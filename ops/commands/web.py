@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import math
 import os
 import shutil
@@ -13,15 +14,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import redis
 from gunicorn.app.base import BaseApplication
 from gunicorn.glogging import Logger
 
 from common.api_keys import KeyRing
 from common.logs import configure_logging
+from common.redis_checks import RedisUnfit, check_redis
+from common.redis_clients import sync_redis
 from common.settings import Settings
 from ops.child_process import die_with_parent
 from ops.configuration import Configuration
 from ops.ports import PortTaken, check_port
+
+log = logging.getLogger(__name__)
 
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 KEEP_ALIVE_SECONDS = 120
@@ -43,12 +49,28 @@ def run(configuration: Configuration) -> int:
         print(f"tgq: {error}; PORT and HOSTNAME choose another address", file=sys.stderr)
         return 1
     configure_logging(settings)
+    try:
+        _look_at_redis(settings)
+    except RedisUnfit as error:
+        print(f"tgq: {error}", file=sys.stderr)
+        return 1
     with _metrics_directory():
         try:
             _Server(settings).run()
         except SystemExit as stopped:
             return stopped.code if isinstance(stopped.code, int) else 1
     return 0
+
+
+def _look_at_redis(settings: Settings) -> None:
+    """Warn of settings that may cost requests; raises `RedisUnfit` for those that will."""
+    try:
+        with sync_redis(settings) as client:
+            for advice in check_redis(client):
+                log.warning("Redis: %s", advice)
+    except redis.RedisError as error:
+        # It may come later, and until then requests are refused. The workers look at it too.
+        log.warning("Redis cannot be reached yet: %s", type(error).__name__)
 
 
 class _Server(BaseApplication):  # type: ignore[misc]  # gunicorn has no types

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import redis
 
 from common.keys import Keys
+from common.redis_checks import check_redis
 from common.redis_clients import sync_redis
 from common.registry import live_workers_sync
 from common.settings import Settings
@@ -46,12 +47,16 @@ class Service:
         self._view = view
         port = settings.port or free_port(settings.hostname)
         self._directory = Path(tempfile.mkdtemp(prefix="tgq-"))
-        self._redis = EmbeddedRedis(self._directory / "redis") if settings.redis_url is None else None
+        self._redis = self._embedded(settings) if settings.redis_url is None else None
         self._settings = settings
         self._port = port
         self._model = ModelPreparation(view)
         self._workers: list[Child] = []
         self._web: Child | None = None
+
+    def _embedded(self, settings: Settings) -> EmbeddedRedis:
+        lasting = settings.redis_data
+        return EmbeddedRedis(lasting or self._directory / "redis", append_only=lasting is not None)
 
     def run(self) -> int:
         """Start everything, keep it running until it is told to stop, stop everything.
@@ -59,7 +64,7 @@ class Service:
         Returns the exit status: 0 after an orderly stop, 130 after a kill.
 
         Raises:
-            ChildFailed, RedisUnavailable, PortTaken: the service cannot start; nothing of it is left running.
+            ChildFailed, RedisUnavailable, RedisUnfit, PortTaken: the service cannot start; nothing of it is left running.
         """
         try:
             with contextlib.suppress(Stopped):
@@ -90,6 +95,10 @@ class Service:
             self._redis.start()
             environment["REDIS_URL"] = self._redis.url
             self._settings = self._settings.model_copy(update={"redis_url": self._redis.url})
+        else:
+            # One clear word instead of one from every child; those that are no refusal the children say.
+            with contextlib.suppress(redis.RedisError), sync_redis(self._settings) as client:
+                check_redis(client)
         count = self._settings.workers
         names = [f"worker-{number}" for number in range(1, count + 1)] if count > 1 else ["worker"]
         self._workers = [Child(name, ["worker"], environment, self._view) for name in names]

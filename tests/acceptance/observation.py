@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -16,6 +15,7 @@ from common.keys import Keys
 from common.registry import live_workers_sync
 from common.wire import WorkerRecord
 from ops.local_service import LocalService, Part
+from ops.process_figures import children
 
 KEYS = Keys()
 
@@ -109,12 +109,6 @@ async def in_flight(client: httpx.AsyncClient, *urls: str) -> float:
     return sum([await read_metric(client, "tgq_requests_in_flight", url) for url in urls or ("",)])
 
 
-def children(pid: int) -> list[int]:
-    return [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-
-
 def named_processes(service: LocalService, observer: Observer) -> dict[str, int]:
     """Every process that serves: web processes below their masters, workers, engines."""
     found = {
@@ -124,15 +118,6 @@ def named_processes(service: LocalService, observer: Observer) -> dict[str, int]
         assert record.engine_pid is not None
         found |= {f"worker {index}": record.pid, f"engine {index}": record.engine_pid}
     return found
-
-
-def open_files(pid: int) -> int:
-    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-
-
-def resident_mib(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * 4096 / 2**20
 
 
 def assert_alive(*parts: Part) -> None:

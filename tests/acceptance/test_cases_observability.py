@@ -95,7 +95,7 @@ async def test_i03_counters_of_several_processes_and_nodes(scripted_service: Loc
 
 
 GAUGES = re.compile(
-    r"tgq_requests_in_flight|tgq_streams|tgq_workers|tgq_queue_jobs|tgi_queue_size|tgi_batch_(current|max)_.*"
+    r"tgq_requests_in_flight|tgq_streams|tgq_tasks|tgq_workers|tgq_queue_jobs|tgi_queue_size|tgi_batch_(current|max)_.*"
 )
 
 
@@ -145,6 +145,7 @@ OUR_NAMES = {
     "tgq_hop_seconds_bucket",
     "tgq_requests_in_flight",
     "tgq_streams",
+    "tgq_tasks",
     "tgq_workers",
     "tgq_rejected_total",
     "tgq_cancelled_total",

@@ -11,14 +11,13 @@ import httpx
 import pytest
 
 from ops.local_service import LocalService
+from ops.process_figures import open_files, resident_mib
 from tests.acceptance.clients import generate, http_client, open_stream, script
 from tests.acceptance.observation import (
     Observer,
     assert_alive,
     in_flight,
     named_processes,
-    open_files,
-    resident_mib,
     until,
 )
 

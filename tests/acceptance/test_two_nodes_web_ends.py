@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from ops.local_service import LocalService
+from ops.process_figures import children
 from tests.acceptance.clients import LongStream, body, generate, http_client, script, start_stream
-from tests.acceptance.observation import Observer, assert_alive, children, in_flight, until
+from tests.acceptance.observation import Observer, assert_alive, in_flight, until
 
 SLOTS = 2
 LIMIT = 12

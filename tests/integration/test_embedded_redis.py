@@ -191,3 +191,23 @@ def test_says_what_to_install_when_nothing_works(monkeypatch: pytest.MonkeyPatch
 def test_group_is_its_own(server: EmbeddedRedis) -> None:
     assert server.pid is not None
     assert os.getpgid(server.pid) == server.pid != os.getpgid(0)
+
+
+def test_data_belongs_to_one_server_at_a_time(tmp_path: Path) -> None:
+    with (
+        EmbeddedRedis(tmp_path, append_only=True),
+        pytest.raises(RedisUnavailable, match="another server is using"),
+    ):
+        EmbeddedRedis(tmp_path, append_only=True).start()
+    with EmbeddedRedis(tmp_path, append_only=True) as server, client_of(server) as client:
+        assert client.ping()
+
+
+def test_takes_settings_of_the_server(tmp_path: Path) -> None:
+    with (
+        EmbeddedRedis(tmp_path, options={"requirepass": "hush", "maxmemory": "64mb"}) as server,
+        redis.Redis("127.0.0.1", server.port or 0, password="hush", socket_timeout=5) as client,
+    ):
+        assert client.config_get("maxmemory") == {"maxmemory": str(64 * 2**20)}
+        limits = client.config_get("client-output-buffer-limit")["client-output-buffer-limit"]
+        assert f"pubsub {256 * 2**20} {64 * 2**20} 60" in str(limits)

@@ -115,15 +115,15 @@ class TestBroker:
         assert self.of("redis://:p%40ss@h:1/2") == ("redis://:p%40ss@h:1/2", {}, None)
 
     def test_checks_certificates_unless_told_otherwise(self) -> None:
-        assert self.of("rediss://h/0") == ("rediss://h/0", {}, {"ssl_cert_reqs": "required"})
+        assert self.of("rediss://h/0") == ("rediss://h:6379/0", {}, {"ssl_cert_reqs": "required"})
         url, _, tls = self.of("rediss://u:p@h/0?ssl_ca_certs=/ca.pem&ssl_check_hostname=false")
-        assert url == "rediss://u:p@h/0"
+        assert url == "rediss://u:p@h:6379/0"
         assert tls == {"ssl_cert_reqs": "required", "ssl_ca_certs": "/ca.pem", "ssl_check_hostname": False}
 
     def test_knows_sentinels(self) -> None:
         url, options, _ = self.of("sentinel://:p@a:1,b:2/3?master_name=main")
         assert url == "sentinel://:p@a:1/3;sentinel://:p@b:2/3"
-        assert options == {"master_name": "main"}
+        assert options["master_name"] == "main"
 
     @pytest.mark.parametrize("url", ["amqp://u:secret@h", "sentinel://:secret@a:1/0"])
     def test_refuses_what_it_cannot_use_without_showing_secrets(self, url: str) -> None:

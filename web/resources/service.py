@@ -39,6 +39,7 @@ class Metrics(Resource):
     """Everything counted by all web processes of this host and by all engines, in Prometheus' text format."""
 
     async def on_get(self, request: Request, response: Response) -> None:
+        self.services.metrics.tasks.set(len(asyncio.all_tasks()))
         records, queued = await self._engines()
         response.content_type = "text/plain; version=0.0.4; charset=utf-8"
         # In a thread: all processes' files are read.

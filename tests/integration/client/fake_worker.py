@@ -68,7 +68,7 @@ def settings_for(url: str, **values: Any) -> Settings:
 
 
 class FakeWorker:
-    """Runs `behaviour` for every job; `frames` keeps what was sent, as a worker's outbox does."""
+    """Runs `behaviour` for every job; `frames` keeps what was sent of each attempt, as a worker's outbox does."""
 
     def __init__(self, settings: Settings, behaviour: Behaviour) -> None:
         self.id = f"fake-{secrets.token_hex(4)}"
@@ -77,9 +77,14 @@ class FakeWorker:
         """What it says of its model; without one it says nothing."""
         self.keys = Keys(settings.key_prefix)
         self.redis = async_redis(settings)
-        self.frames: dict[str, list[Frame]] = {}
+        self.frames: dict[tuple[str, int], list[Frame]] = {}
         self.jobs: dict[str, Job] = {}
+        """By request: the newest attempt taken."""
+        self.taken = 0
+        self.refused: list[Job] = []
+        """Attempts that were not the newest any more."""
         self.cancelled: list[str] = []
+        self.disowned: list[Cancel] = []
         self.released: list[str] = []
         self.resends: list[Resend] = []
         self.answer_resends = True
@@ -87,6 +92,8 @@ class FakeWorker:
         self.taking = True
         self.go = asyncio.Event()
         """For behaviours that wait for their test."""
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._behaviour = behaviour
         self._running: dict[str, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -105,11 +112,18 @@ class FakeWorker:
         await stop_tasks([*self._tasks, *self._running.values()])
         await self.redis.aclose()
 
+    def freeze(self) -> None:
+        """As SIGSTOP does: neither beats nor frames nor jobs, until `thaw`."""
+        self._awake.clear()
+
+    def thaw(self) -> None:
+        self._awake.set()
+
     # -- what behaviours use
 
     async def emit(self, job: Job, *bodies: FrameBody, lose: bool = False, attempt: int | None = None) -> None:
         """Number and publish frames as one step; `lose`: number them only."""
-        sent = self.frames.setdefault(job.id, [])
+        sent = self.frames.setdefault((job.id, job.attempt), [])
         new = [Frame(job.id, attempt or job.attempt, len(sent) + index, body) for index, body in enumerate(bodies)]
         sent.extend(new)
         if not lose:
@@ -119,6 +133,7 @@ class FakeWorker:
         assert job.reply_to is not None
         message = encode_msgpack(StepFrames(WIRE_VERSION, worker or self.id, frames))
         while True:
+            await self._awake.wait()
             with suppress(RedisError):
                 if await self.redis.publish(job.reply_to, message):
                     return
@@ -133,6 +148,7 @@ class FakeWorker:
         queue = self.keys.queue(self.model, "interactive")
         while True:
             message = None
+            await self._awake.wait()
             with suppress(RedisError):
                 message = await self.redis.rpop(queue) if self.taking else None
             if message is None:
@@ -143,6 +159,12 @@ class FakeWorker:
             if await self.redis.exists(self.keys.cancelled(job.id)):
                 self.cancelled.append(job.id)
                 continue
+            if job.attempt < int(await self.redis.get(self.keys.attempt(job.id)) or 1):
+                self.refused.append(job)
+                continue
+            self.taken += 1
+            if (older := self._running.pop(job.id, None)) is not None:
+                older.cancel()
             self.jobs[job.id] = job
             self._running[job.id] = asyncio.create_task(self._run(job))
 
@@ -150,7 +172,8 @@ class FakeWorker:
         try:
             await self._behaviour(self, job)
         finally:
-            self._running.pop(job.id, None)
+            if self._running.get(job.id) is asyncio.current_task():
+                del self._running[job.id]
 
     async def _listen(self, listening: asyncio.Event) -> None:
         while True:
@@ -160,6 +183,7 @@ class FakeWorker:
                 listening.set()
                 while True:
                     message = await subscription.get_message(ignore_subscribe_messages=True, timeout=1.0)
+                    await self._awake.wait()
                     if message is not None and message["type"] == "message":
                         await self._obey(decode_control(message["data"]))
             except RedisError:
@@ -170,7 +194,11 @@ class FakeWorker:
 
     async def _obey(self, message: Control) -> None:
         match message:
-            case Cancel(request):
+            case Cancel(request, below):
+                if below is not None:
+                    self.disowned.append(message)
+                    if request in self.jobs and self.jobs[request].attempt >= below:
+                        return
                 task = self._running.pop(request, None)
                 if task is not None:
                     task.cancel()
@@ -178,18 +206,17 @@ class FakeWorker:
                     await self.emit(self.jobs[request], Cancelled())
             case Release(requests):
                 self.released.extend(requests)
-                for request in requests:
-                    self.frames.pop(request, None)
+                self.frames = {key: frames for key, frames in self.frames.items() if key[0] not in requests}
             case Resend(request, attempt, start):
                 self.resends.append(message)
-                if self.answer_resends and request in self.frames:
-                    frames = [frame for frame in self.frames[request][start:] if frame.attempt == attempt]
-                    if frames:
-                        await self.publish(self.jobs[request], frames)
+                frames = self.frames.get((request, attempt), [])[start:]
+                if self.answer_resends and frames:
+                    await self.publish(self.jobs[request], frames)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(0.2)
+            await self._awake.wait()
             if self.beating:
                 with suppress(RedisError):
                     await self._beat_once()
@@ -215,10 +242,10 @@ def finish(count: int) -> Finish:
 
 
 async def answer_all(worker: FakeWorker, job: Job) -> None:
-    """Accepts, then one token a step, without a pause."""
+    """Accepts, then one token a step behind those there are, without a pause."""
     await worker.accept(job)
     count = job.parameters.max_new_tokens
-    for index in range(count):
+    for index in range(len(job.generated_ids), count):
         await worker.emit(job, Tokens(index, [token(index)], finish(count) if index == count - 1 else None))
 
 
@@ -243,9 +270,9 @@ async def running(
         await worker.stop()
 
 
-async def read_all(client: GenerationClient, count: int = 5) -> str:
+async def read_all(client: GenerationClient, count: int = 5, timeout: float | None = None) -> str:
     tokens: list[Token] = []
-    async with client.generate(client.new_job([1, 2, 3], parameters(count))) as stream:
+    async with client.generate(client.new_job([1, 2, 3], parameters(count)), timeout) as stream:
         async for step in stream:
             assert step.offset == len(tokens)
             tokens += step.tokens

@@ -17,6 +17,7 @@ from ops.embedded_redis import EmbeddedRedis
 from tests.integration.client.fake_worker import (
     FakeWorker,
     accept_and_hang,
+    answer_all,
     expected_text,
     finish,
     parameters,
@@ -113,7 +114,7 @@ async def test_frames_published_while_the_subscription_was_down_are_asked_for(ow
         await off_loop(own_redis.kill)
         await off_loop(own_redis.start)
         assert await asyncio.wait_for(reader, 15) == expected_text(10)
-        assert worker.resends[0].from_sequence == 6
+        assert worker.resends[0].from_sequence == 5
 
 
 async def test_an_acceptance_lost_with_the_subscription_is_asked_for(own_redis: EmbeddedRedis) -> None:
@@ -196,7 +197,7 @@ async def test_redis_that_stays_away_ends_a_stream_at_the_stall_limit(own_redis:
         async with client.generate(client.new_job([1], parameters())) as stream:
             await until(lambda: stream.worker is not None)
             await off_loop(own_redis.kill)
-            with pytest.raises(IncompleteGeneration, match="silent"):
+            with pytest.raises(IncompleteGeneration, match="away"):
                 await asyncio.wait_for(anext(stream), 10)
         await off_loop(own_redis.start)
 
@@ -238,3 +239,14 @@ async def test_a_client_started_without_redis_serves_once_it_is_there(tmp_path: 
     await client.close()
     await worker.stop()
     server.stop()
+
+
+async def test_the_first_requests_after_a_restart_are_served(own_redis: EmbeddedRedis) -> None:
+    async with running(settings_for(own_redis.url), answer_all) as (client, _):
+        # As many connections as there may be.
+        assert set(await asyncio.gather(*(read_all(client) for _ in range(50)))) == {expected_text(5)}
+        await off_loop(own_redis.kill)
+        await until(lambda: not client.connected)
+        await off_loop(own_redis.start)
+        await until(lambda: client.connected)
+        assert set(await asyncio.gather(*(read_all(client) for _ in range(50)))) == {expected_text(5)}

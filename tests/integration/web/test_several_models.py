@@ -22,6 +22,7 @@ def node(node_folder: Path, redis_server: EmbeddedRedis) -> Iterator[WebNode]:
     with web_node(
         node_folder,
         redis_server.url,
+        heartbeat_seconds=0.25,
         worker_dead_after=1,
         queue_timeout=3,
         served_model_name="main",

@@ -56,6 +56,8 @@ def fault(job: Job, name: str) -> int | None:
 def run(connection: Connection, settings: Settings) -> None:
     if os.environ.get("STAND_IN_LOAD_ERROR"):
         raise RuntimeError(os.environ["STAND_IN_LOAD_ERROR"])
+    if Path(os.environ.get("STAND_IN_BROKEN_IF", "")).is_file():
+        raise RuntimeError("CUDA error: unspecified launch failure")
     slots, tokens = int(number("SLOTS", 8)), int(number("TOKENS", 8000))
     for step in (1, 2):
         connection.send_bytes(encode_msgpack(LoadProgress(stage="weights", fraction=step / 2)))
@@ -97,6 +99,9 @@ def run(connection: Connection, settings: Settings) -> None:
                     connection.send_bytes(encode_msgpack(EngineOutput(events)))
                 os.kill(os.getpid(), signal.SIGKILL)
             if fault(job, "hang_at") == index:
+                if events:
+                    connection.send_bytes(encode_msgpack(EngineOutput(events)))
+                note("hang", job.id)
                 time.sleep(3600)
             if fault(job, "fail_at") == index:
                 events.append(JobEvent(job.id, job.attempt, Failed("generation", "scripted fault")))

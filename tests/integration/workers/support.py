@@ -92,8 +92,12 @@ class Submitter:
         return int(self.client.llen(self.queue(job_class)))
 
     def control(self, message: Control, worker: str | None = None) -> None:
+        """Tell a worker, or all of them; a cancel is also written down."""
         if isinstance(message, Cancel):
             self.client.set(self.keys.cancelled(message.request), "1", ex=60)
+        self.tell(message, worker)
+
+    def tell(self, message: Control, worker: str | None = None) -> None:
         channel = self.keys.control_of(worker) if worker else self.keys.control
         self.client.publish(channel, encode_msgpack(message))
 
@@ -186,6 +190,16 @@ class WorkerProcess:
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def freeze_engine(self, record: WorkerRecord) -> None:
+        assert record.engine_pid is not None
+        os.kill(record.engine_pid, signal.SIGSTOP)
 
     def kill(self) -> None:
         self.process.kill()

@@ -99,7 +99,7 @@ def test_many_reapers_return_each_job_once(submitter: Submitter, redis_url: str)
 
 def test_a_job_that_kills_every_worker_is_given_up_and_its_submitter_told(submitter: Submitter) -> None:
     for loss in range(1, 4):
-        die(submitter, ["poison"])
+        die(submitter, ["poison"], worker=f"w{loss}")
         reaped = reap(submitter.client, SETTINGS, grace=0)
         assert reaped.buried == (["poison"] if loss == 3 else [])
         submitter.client.delete(submitter.queue())
@@ -107,7 +107,7 @@ def test_a_job_that_kills_every_worker_is_given_up_and_its_submitter_told(submit
     assert isinstance(body, Failed)
     assert (body.error_type, body.retryable) == ("generation", False)
     dead = [json.loads(entry) for entry in submitter.client.lrange(submitter.keys.dead, 0, -1)]
-    assert [(entry["id"], entry["losses"], entry["worker"]) for entry in dead] == [("poison", 3, "w")]
+    assert [(entry["id"], entry["losses"], entry["worker"]) for entry in dead] == [("poison", 3, "w3")]
     assert "prompt_ids" not in str(dead)
 
 
@@ -117,6 +117,23 @@ def test_cancelled_jobs_are_dropped(submitter: Submitter) -> None:
     reap(submitter.client, SETTINGS, grace=0)
     assert line(submitter) == ["a", "b"]
     assert not submitter.client.exists(submitter.keys.unacked("w"))
+
+
+def test_older_attempts_are_dropped(submitter: Submitter) -> None:
+    die(submitter, ["a", "moved on"])
+    submitter.client.set(submitter.keys.attempt("moved on"), "2", ex=60)
+    reap(submitter.client, SETTINGS, grace=0)
+    assert line(submitter) == ["a"]
+
+
+def test_works_when_memory_is_full(submitter: Submitter) -> None:
+    die(submitter, ["a", "b"])
+    submitter.client.config_set("maxmemory", "1")
+    try:
+        assert reap(submitter.client, SETTINGS, grace=0).workers == {"w": 2}
+    finally:
+        submitter.client.config_set("maxmemory", "0")
+    assert line(submitter) == ["a", "b"]
 
 
 class TestHandBack:

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from common.celery_message import celery_message
+from common.keys import Keys
 from common.reaper import hand_back
 from tests.integration.workers.support import Submitter
 from workers.acks import Acks
@@ -36,11 +37,13 @@ class Puller:
             keys.unacked("w"),
             keys.unacked_index("w"),
             keys.dead,
+            keys.workers,
             keys.inflight("w"),
             self.interactive,
             self.batch,
         ]
-        blocked, *pulled = self.submitter.client.register_script(PULL)(keys=names, args=[total, capacity, 10, *limits])
+        arguments: list[str | int] = ["w", total, capacity, 10, *limits]
+        blocked, *pulled = self.submitter.client.register_script(PULL)(keys=names, args=arguments)
         tags = [tag.decode() for tag in pulled[::3]]
         messages = [json.loads(message) for message in pulled[2::3]]
         assert {queue.decode() for queue in pulled[1::3]} <= {self.interactive, self.batch}
@@ -139,16 +142,25 @@ def test_junk_is_buried_without_its_text(puller: Puller, junk: bytes) -> None:
     assert dead == [{"error": "not a Celery message", "bytes": len(junk), "queue": puller.interactive}]
 
 
-def test_a_full_redis_loses_no_message(puller: Puller) -> None:
+def test_a_full_redis_is_emptied(puller: Puller) -> None:
+    """The way out of a full memory is to run the jobs."""
     client = puller.submitter.client
     puller.submitter.submit("kept")
     client.config_set("maxmemory", "1")
     try:
-        with pytest.raises(redis.ResponseError):
-            puller.pull()
+        assert puller.pull() == (0, ["kept"])
+        assert puller.registered() == ["kept"]
     finally:
         client.config_set("maxmemory", "0")
-    assert puller.pull() == (0, ["kept"])
+
+
+def test_whoever_takes_work_can_be_found_by_a_reaper(puller: Puller) -> None:
+    client, workers = puller.submitter.client, puller.keys.workers
+    puller.pull()
+    assert client.zscore(workers, "w") is not None
+    client.zadd(workers, {"w": 1.0})
+    puller.pull()
+    assert client.zscore(workers, "w") == 1.0  # Only a heartbeat says that it lives.
 
 
 class TestAcks:
@@ -157,7 +169,7 @@ class TestAcks:
         puller.submitter.submit("b")
         puller.pull()
         client = puller.submitter.client
-        acks = Acks(puller.keys.unacked("w"), puller.keys.unacked_index("w"))
+        acks = Acks(puller.keys, "w")
         tags: list[Any] = client.zrange(puller.keys.unacked_index("w"), 0, -1)
         first, second = (tag.decode() for tag in tags)
         acks.opened(first)
@@ -169,11 +181,28 @@ class TestAcks:
         acks.flush(client)
         assert puller.registered() == ["b"]
 
+    def test_return_what_was_not_begun(self, puller: Puller) -> None:
+        for request in ("a", "b", "c", "d"):
+            puller.submitter.submit(request)
+        puller.pull()
+        client = puller.submitter.client
+        acks = Acks(puller.keys, "w")
+        tags: list[Any] = client.zrange(puller.keys.unacked_index("w"), 0, -1)
+        first, second, third, _ = (tag.decode() for tag in tags)
+        acks.ack(first)
+        acks.give_back([second, third])
+        acks.give_back(["known to nobody"])
+        with redis.Redis(port=1, socket_connect_timeout=1) as nobody, pytest.raises(redis.ConnectionError):
+            acks.flush(nobody)
+        acks.flush(client)
+        assert puller.registered() == ["d"]
+        assert puller.pull() == (0, ["b", "c"])
+
     def test_know_what_never_arrived(self) -> None:
-        acks = Acks("hash", "index")
+        acks = Acks(Keys(), "w")
         acks.opened("open")
         acks.opened("acked")
         acks.ack("acked")
         acks.opened("returned")
-        acks.forget(["returned"])
-        assert acks.unknown(["open", "acked", "returned", "lost"]) == ["returned", "lost"]
+        acks.give_back(["returned"])
+        assert acks.unknown(["open", "acked", "returned", "lost"]) == ["lost"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import kombu
@@ -15,6 +16,8 @@ import redis
 from kombu.entity import Queue
 
 from common.celery_message import celery_message
+from common.redis_clients import sync_pool
+from common.settings import Settings
 from tests.integration.workers.support import Submitter
 from workers.acks import Acks
 from workers.transport import Channel, Room
@@ -42,10 +45,13 @@ class Consuming:
     def __init__(self, submitter: Submitter, url: str) -> None:
         self.submitter, self.keys = submitter, submitter.keys
         self.intake = FixedRoom()
-        self.acks = Acks(self.keys.unacked("w"), self.keys.unacked_index("w"))
+        self.acks = Acks(self.keys, "w")
         options = {
+            "dial": partial(sync_pool, Settings.of(redis_url=url)),
             "unacked_key": self.keys.unacked("w"),
             "unacked_index_key": self.keys.unacked_index("w"),
+            "worker": "w",
+            "workers_key": self.keys.workers,
             "inflight_key": self.keys.inflight("w"),
             "dead_key": self.keys.dead,
             "queue_order_strategy": "priority",

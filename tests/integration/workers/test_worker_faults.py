@@ -155,70 +155,6 @@ def test_a_frozen_redis_stops_nothing_for_good(tmp_path: Path) -> None:
         submitter.close()
 
 
-class TestSigterm:
-    def test_running_jobs_end_and_waiting_ones_stay_in_line(
-        self, submitter: Submitter, redis_url: str, tmp_path: Path
-    ) -> None:
-        with worker(redis_url, tmp_path, slots=2, step_seconds=0.02) as process:
-            process.ready(submitter)
-            for name in ("a", "b", "c", "d"):
-                submitter.submit(name, 50)
-            until(lambda: submitter.frames["b", 1])
-            process.terminate()
-            submitter.submit("e")
-            until(lambda: (record := process.record(submitter)) is not None and record.state == "draining", 3)
-            assert process.wait() == 0
-            for name in ("a", "b"):
-                assert isinstance(submitter.wait(name).body, Tokens)
-                assert submitter.text(name) == "".join(f"{index} " for index in range(50))
-            assert submitter.waiting() == 3
-            assert submitter.workers() == []
-        with worker(redis_url, tmp_path, slots=1, step_seconds=0.0) as process:
-            for name in ("c", "d", "e"):
-                submitter.wait(name, timeout=20)
-            assert [line[1] for line in process.noted("start")] == ["a", "b", "c", "d", "e"]
-
-    def test_after_the_grace_period_submitters_go_on_elsewhere(
-        self, submitter: Submitter, redis_url: str, tmp_path: Path
-    ) -> None:
-        with worker(
-            redis_url, tmp_path, {"graceful_termination_timeout": 1.0}, tokens=20_000, step_seconds=0.02
-        ) as process:
-            process.ready(submitter)
-            submitter.submit("watched", 5000)
-            submitter.submit("unwatched", 5000, replies=False)
-            until(lambda: len(process.noted("start")) == 2)
-            process.terminate()
-            assert process.wait() == 0
-            body = submitter.wait("watched").body
-            assert isinstance(body, Failed)
-            assert (body.error_type, body.retryable) == ("generation", True)
-            # Nobody watches the other one: it is back in line.
-            assert submitter.waiting() == 1
-
-    def test_a_second_signal_stops_now(self, submitter: Submitter, redis_url: str, tmp_path: Path) -> None:
-        with worker(redis_url, tmp_path, {"graceful_termination_timeout": 60.0}, step_seconds=0.02) as process:
-            process.ready(submitter)
-            submitter.submit("long", 5000)
-            until(lambda: submitter.frames["long", 1])
-            process.terminate()
-            until(lambda: (record := process.record(submitter)) is not None and record.state == "draining", 5)
-            process.terminate()
-            assert process.wait(10) == 0
-            assert isinstance(submitter.wait("long").body, Failed)
-
-    def test_while_redis_is_away(self, tmp_path: Path) -> None:
-        with EmbeddedRedis(tmp_path / "redis") as server:
-            submitter = Submitter(server.url)
-            with worker(server.url, tmp_path, step_seconds=0.02) as process:
-                process.ready(submitter)
-                server.kill()
-                time.sleep(0.5)  # Let it notice.
-                process.terminate()
-                assert process.wait(20) == 0
-            submitter.close()
-
-
 class TestEngineLoss:
     def test_accepted_jobs_fail_retryably_and_the_engine_comes_back(
         self, submitter: Submitter, redis_url: str, tmp_path: Path
@@ -252,6 +188,62 @@ class TestEngineLoss:
             assert "finished no step for 1 s" in body.message
             submitter.submit("after")
             submitter.wait("after", timeout=20)
+
+    def test_a_frozen_engine_is_killed_and_replaced(self, submitter: Submitter, redis_url: str, tmp_path: Path) -> None:
+        with worker(redis_url, tmp_path, {"engine_frozen_timeout": 1.0}, step_seconds=0.02) as process:
+            record = process.ready(submitter)
+            submitter.submit("running", 500)
+            until(lambda: len(submitter.frames["running", 1]) > 1)
+            process.freeze_engine(record)
+            submitter.submit("not accepted")
+            for name in ("running", "not accepted"):
+                body = submitter.wait(name, timeout=3).body
+                assert isinstance(body, Failed)
+                assert (body.retryable, body.handed_over) == (True, False)
+                assert "showed no sign of life for 1 s" in body.message
+            submitter.submit("after")
+            submitter.wait("after", timeout=20)
+            # Nobody has to ask anything of it for it to be noticed.
+            process.freeze_engine(again := process.ready(submitter))
+            until(lambda: not Path(f"/proc/{again.engine_pid}").exists(), 5)
+            assert process.ready(submitter).pid == record.pid
+
+    def test_a_frozen_worker_does_not_blame_its_engine(
+        self, submitter: Submitter, redis_url: str, tmp_path: Path
+    ) -> None:
+        with worker(redis_url, tmp_path, {"engine_frozen_timeout": 0.5}, step_seconds=0.02) as process:
+            record = process.ready(submitter)
+            submitter.submit("running", 300)
+            until(lambda: len(submitter.frames["running", 1]) > 1)
+            process.freeze_engine(record)
+            process.freeze()
+            time.sleep(1.5)  # Three times what an engine may be silent.
+            assert record.engine_pid is not None
+            os.kill(record.engine_pid, signal.SIGCONT)
+            process.thaw()
+            assert isinstance(submitter.wait("running").body, Tokens)
+
+    def test_one_that_cannot_load_again_ends_the_worker(
+        self, submitter: Submitter, redis_url: str, tmp_path: Path
+    ) -> None:
+        broken = tmp_path / "broken"
+        with worker(redis_url, tmp_path, step_seconds=0.02, tokens=20_000, broken_if=broken) as process:
+            record = process.ready(submitter)
+            submitter.submit("unwatched", 5000, replies=False)
+            submitter.submit("watched", 5000)
+            until(lambda: submitter.frames["watched", 1])
+            broken.touch()
+            assert record.engine_pid is not None
+            os.kill(record.engine_pid, signal.SIGKILL)
+            body = submitter.wait("watched", timeout=3).body
+            assert isinstance(body, Failed)
+            assert body.retryable
+            until(lambda: (now := process.record(submitter)) is not None and now.state == "restarting")
+            submitter.submit("queued")
+            assert process.wait(30) == 1
+            assert "CUDA error: unspecified launch failure" in process.output.read_text()
+            assert submitter.waiting() == 2
+            assert submitter.workers() == []
 
     def test_a_poison_job_nobody_watches_ends_after_its_attempts_and_takes_no_other_along(
         self, submitter: Submitter, redis_url: str, tmp_path: Path

@@ -97,7 +97,8 @@ def test_errors_are_in_the_form_of_their_api(document: dict[str, Any]) -> None:
 
 def test_every_error_is_documented() -> None:
     def kinds(kind: type[TgqError]) -> Iterator[type[TgqError]]:
-        yield kind
+        if kind.__module__ == "common.errors":  # and not those that never leave a worker
+            yield kind
         for sub in kind.__subclasses__():
             yield from kinds(sub)
 

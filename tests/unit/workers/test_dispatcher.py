@@ -26,7 +26,7 @@ from common.wire import (
     Token,
     Tokens,
 )
-from workers.answer import Answer, JobCancelled
+from workers.answer import Answer, JobCancelled, JobReturned
 from workers.dispatcher import Dispatcher
 from workers.publisher import Outgoing
 from workers.stats import StatsTotals
@@ -85,12 +85,16 @@ class Bench:
     def on_freed(self) -> None:
         self.freed += 1
 
-    def hold(
-        self, request: str, *, replies: bool = True, prompt: int = 10, new: int = 10, children: int = 1, **fields: Any
-    ) -> FakeDelivery:
+    def hold(self, request: str, **fields: Any) -> FakeDelivery:
         delivery = FakeDelivery(f"tag-{request}")
+        self.dispatcher.hold(self.job(request, **fields), delivery)
+        return delivery
+
+    def job(
+        self, request: str, *, replies: bool = True, prompt: int = 10, new: int = 10, children: int = 1, **fields: Any
+    ) -> Job:
         parameters = GenerationParameters(max_new_tokens=new, seed=0, children=children)
-        job = Job(
+        return Job(
             id=request,
             model="m",
             prompt_ids=[1] * prompt,
@@ -99,8 +103,6 @@ class Bench:
             submitted_at=0.0,
             **fields,
         )
-        self.dispatcher.hold(job, delivery)
-        return delivery
 
     def run(self, request: str, *, replies: bool = True, **fields: Any) -> FakeDelivery:
         """Held, given and accepted."""
@@ -256,6 +258,14 @@ class TestRepeats:
         assert len(again.outcomes) == 1
         assert first.outcomes == []
 
+    def test_of_two_messages_of_an_attempt_one_is_kept_open(self) -> None:
+        """A submitter that cannot know whether its message is lost sends another one."""
+        bench = Bench()
+        first = bench.hold("a")
+        copy = FakeDelivery("another tag")
+        bench.dispatcher.hold(bench.job("a"), copy)
+        assert (first.outcomes, copy.outcomes) == ([None], [])
+
     def test_older_and_ended_attempts_are_dropped(self) -> None:
         bench = Bench()
         bench.run("a", attempt=2)
@@ -297,6 +307,14 @@ class TestCancel:
         bench.event("a", Cancelled())
         assert bench.bodies("a")[-1] == Cancelled()
 
+    def test_of_lower_attempts_only(self) -> None:
+        bench = Bench()
+        bench.run("a", attempt=2)
+        bench.dispatcher.cancel("a", below=2)
+        assert bench.engine.cancelled == []
+        bench.dispatcher.cancel("a", below=3)
+        assert bench.engine.cancelled == ["a"]
+
     def test_all_of_a_channel(self) -> None:
         bench = Bench()
         bench.run("a")
@@ -321,33 +339,53 @@ class TestCancel:
 
 
 class TestEngineLoss:
-    def test_accepted_jobs_fail_retryably_and_unaccepted_ones_are_given_again(self) -> None:
+    def test_watched_jobs_fail_retryably_and_the_others_are_given_again(self) -> None:
         bench = Bench()
         bench.run("accepted")
         given = bench.hold("given")
+        unwatched = bench.hold("unwatched", replies=False)
         bench.dispatcher.give()
         bench.hold("waiting")
         bench.dispatcher.on_lost("killed")
         bench.dispatcher.give()
-        (_, body) = bench.bodies("accepted")
-        assert body == Failed("generation", "Request failed during generation: killed", retryable=True)
-        assert given.outcomes == []
-        assert bench.engine.given == ["accepted", "given"]
+        failed = Failed("generation", "Request failed during generation: killed", retryable=True)
+        assert bench.bodies("accepted")[1:] == bench.bodies("given") == [failed]
+        assert given.outcomes == [None]
+        assert unwatched.outcomes == []
+        assert bench.engine.given == ["accepted", "given", "unwatched"]
         bench.dispatcher.on_ready(Ready(CARD))
-        assert sorted(bench.engine.given[2:]) == ["given", "waiting"]
+        assert sorted(bench.engine.given[3:]) == ["unwatched", "waiting"]
 
     def test_suspects_come_back_one_at_a_time(self) -> None:
         bench = Bench()
         for request in ("a", "b", "c"):
-            bench.hold(request)
+            bench.hold(request, replies=False)
         bench.dispatcher.give()
         bench.dispatcher.on_lost("killed")
         bench.dispatcher.on_ready(Ready(CARD))
         assert bench.engine.given[3:] == ["a"]
         bench.event("a", Accepted(""))
+        assert bench.engine.given[3:] == ["a"]
+        bench.event("a", tokens(0, last=True))
         assert bench.engine.given[3:] == ["a", "b"]
         bench.event("b", Failed("validation", "x"))
         assert bench.engine.given[3:] == ["a", "b", "c"]
+
+    def test_those_one_loss_from_their_end_run_one_at_a_time(self) -> None:
+        bench = Bench()
+        for request in ("fresh", "a", "b"):
+            bench.hold(request)
+        bench.dispatcher.suspect("a")
+        bench.dispatcher.suspect("b")
+        bench.dispatcher.on_ready(Ready(CARD))
+        assert bench.engine.given == []  # Nothing begins before it is known what to think of it.
+        bench.dispatcher.give()
+        assert bench.engine.given == ["fresh", "a"]
+        bench.event("a", Accepted(""))
+        bench.dispatcher.on_lost("killed")
+        bench.dispatcher.on_ready(Ready(CARD))
+        assert bench.engine.given == ["fresh", "a", "b"]
+        assert bench.bodies("b") == []
 
     def test_the_poison_ends_alone(self) -> None:
         bench = Bench(max_attempts=2)
@@ -410,12 +448,62 @@ class TestStop:
         # Given back, not ended: this worker may be handed them again.
         assert bench.hold("a").outcomes == []
 
-    def test_the_rest_fails_retryably_if_watched(self) -> None:
+    def test_watched_jobs_are_handed_over_at_once(self) -> None:
         bench = Bench()
         bench.run("watched")
+        bench.event("watched", tokens(0))
+        waiting = bench.hold("waiting")
         unwatched = bench.run("unwatched", replies=False)
-        bench.dispatcher.fail_rest("stopped")
+        waiting_again = bench.hold("waiting")
+        assert bench.dispatcher.hand_over("stopped") == 2
         body = bench.bodies("watched")[-1]
+        assert body == Failed("generation", "Request failed during generation: stopped", True, True)
+        assert bench.bodies("waiting") == [body]
+        assert bench.engine.cancelled == ["watched", "waiting"]
+        assert (waiting.outcomes, waiting_again.outcomes, unwatched.outcomes) == ([], [None], [])
+        bench.event("watched", tokens(1))
+        assert bench.bodies("watched")[-1] == body
+        assert bench.dispatcher.requests() == ["unwatched"]
+        assert bench.dispatcher.hand_over("stopped") == 0
+
+
+class TestReaped:
+    """Others have the job of a worker that was away."""
+
+    def test_what_is_not_accepted_or_not_watched_is_let_go(self) -> None:
+        bench = Bench()
+        bench.run("watched")
+        given = bench.hold("given")
+        bench.dispatcher.give()
+        unwatched = bench.run("unwatched", replies=False)
+        open_deliveries = bench.dispatcher.open_deliveries()
+        assert [entry.request for entry in open_deliveries] == ["given", "unwatched"]
+        for entry in open_deliveries:
+            bench.dispatcher.reaped(entry)
+        assert bench.dispatcher.requests() == ["watched"]
+        assert bench.engine.cancelled == ["given", "unwatched"]
+        assert bench.bodies("given") == []
+        for delivery in (given, unwatched):
+            (outcome,) = delivery.outcomes
+            assert isinstance(outcome, JobReturned)
+        # It may come here again.
+        assert bench.hold("given").outcomes == []
+
+    def test_one_accepted_meanwhile_is_handed_over(self) -> None:
+        bench = Bench()
+        bench.hold("a")
+        bench.dispatcher.give()
+        (entry,) = bench.dispatcher.open_deliveries()
+        bench.event("a", Accepted(""))
+        bench.dispatcher.reaped(entry)
+        body = bench.bodies("a")[-1]
         assert isinstance(body, Failed)
-        assert body.retryable
-        assert unwatched.outcomes == []
+        assert (body.retryable, body.handed_over) == (True, True)
+
+    def test_one_that_came_back_stays(self) -> None:
+        bench = Bench()
+        bench.hold("a")
+        (entry,) = bench.dispatcher.open_deliveries()
+        bench.hold("a")
+        bench.dispatcher.reaped(entry)
+        assert bench.dispatcher.requests() == ["a"]

@@ -1,0 +1,27 @@
+"""What Linux tells of a running process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of a process' own children."""
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+
+
+def open_files(pid: int) -> int:
+    """Its open descriptors."""
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def threads(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
+
+
+def resident_mib(pid: int) -> float:
+    """Memory it holds, in MiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
