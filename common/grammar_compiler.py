@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import llguidance
 
+from common.closed_objects import close_objects
 from common.errors import InvalidRequest
 from common.grammar import Grammar, grammar_error
 from common.tool_grammar import lark, read_calls
@@ -80,7 +81,7 @@ def _source(grammar: Grammar, tokenizer: llguidance.LLTokenizer, field: str) -> 
     if '"x-guidance"' in grammar.text:
         raise grammar_error("`x-guidance` is not supported", field)
     if grammar.kind == "json":
-        return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_OPTIONS)
+        return llguidance.LLMatcher.grammar_from_json_schema(close_objects(grammar.text), overrides=_JSON_OPTIONS)
     try:
         calls = read_calls(grammar.text)
     except ValueError as error:

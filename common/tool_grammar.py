@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from common.closed_objects import close_objects
 from common.grammar import Grammar, dump_schema
 from common.tool_format import FORMATS, NEWLINE, SPACE, ToolFormat
 
@@ -81,7 +82,8 @@ def lark(
         f"call: ({' | '.join(f'call_{i}' for i in functions)}) {rule.of(form.tail)}",
     ]
     for i, function in zip(functions, calls.functions, strict=True):
-        schema = json.dumps({**function.schema, "x-guidance": json_options})
+        closed = json.loads(close_objects(json.dumps(function.schema)))
+        schema = json.dumps({**closed, "x-guidance": json_options})
         head = rule.of((*form.head, function.name, *form.middle))
         if "<[" in head:
             lines.append(f"call_{i}: {head} %json {schema}")
