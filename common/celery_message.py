@@ -73,6 +73,18 @@ class _Envelope(Struct, frozen=True, rename={"content_encoding": "content-encodi
     content_type: str = "application/json"
 
 
+class _Body(Struct):
+    body: str
+
+
+class _Submission(Struct):
+    submitted_at: float
+
+
+_decode_body = msgspec.json.Decoder(_Body).decode
+_decode_submission = msgspec.json.Decoder(tuple[list[_Submission], Any, Any]).decode
+
+
 def celery_message(job: Job, queue: str, tag: str | None = None) -> bytes:
     """The bytes to `LPUSH` on `queue` (a name from `Keys.queue`); `tag` is its delivery tag, unique for each message.
 
@@ -99,6 +111,15 @@ def celery_message(job: Job, queue: str, tag: str | None = None) -> bytes:
         ),
     )
     return encode_json(envelope)
+
+
+def submitted_at(message: bytes | str) -> float | None:
+    """When the job in a message of ours was submitted, in Unix seconds; None of any other message."""
+    try:
+        envelope = _decode_body(message)
+        return _decode_submission(envelope.body)[0][0].submitted_at
+    except (msgspec.DecodeError, IndexError):
+        return None
 
 
 def job_of(arguments: Any) -> Job:

@@ -68,12 +68,15 @@ def total_families(totals: Sequence[EngineStats]) -> list[Metric]:
     ]
 
 
-def current_families(records: Sequence[WorkerRecord], queued: Mapping[str, int]) -> list[Metric]:
+def current_families(
+    records: Sequence[WorkerRecord], queued: Mapping[str, int], ages: Mapping[str, float]
+) -> list[Metric]:
     """What the engines are at.
 
     Args:
         records: live workers of all models.
         queued: jobs in the queues of each model that no worker has taken.
+        ages: of the job of each model that is next, in seconds; 0 without one.
     """
     stats = [record.stats for record in records]
     capacity = sum(record.card.max_batch_total_tokens for record in records if record.card is not None)
@@ -86,7 +89,8 @@ def current_families(records: Sequence[WorkerRecord], queued: Mapping[str, int])
         ),
         GaugeMetricFamily("tgi_batch_max_total_tokens", "Tokens the engines have room for", capacity),
         GaugeMetricFamily("tgi_queue_size", "Requests waiting", sum(queued.values()) + sum(s.waiting for s in stats)),
-        _queued(queued),
+        _of_models("tgq_queue_jobs", "Jobs that no worker has taken", queued),
+        _of_models("tgq_queue_oldest_seconds", "Age of the job that is next", ages),
         _workers(records),
     ]
 
@@ -137,10 +141,10 @@ def _add(family: HistogramMetricFamily, labels: list[str], parts: Sequence[Histo
         family.add_metric(labels, buckets, sum(part.sum for part in parts))
 
 
-def _queued(queued: Mapping[str, int]) -> Metric:
-    family = GaugeMetricFamily("tgq_queue_jobs", "Jobs that no worker has taken", labels=["model"])
-    for model, count in sorted(queued.items()):
-        family.add_metric([model], count)
+def _of_models(name: str, help_text: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, help_text, labels=["model"])
+    for model, value in sorted(values.items()):
+        family.add_metric([model], value)
     return family
 
 

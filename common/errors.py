@@ -13,11 +13,16 @@ TgqError
 ├── NotFound                  404  not_found
 │   ├── RouteNotFound         404  not_found
 │   ├── UnknownModel          404  not_found
-│   └── UnknownModelVersion   404  not_found
+│   ├── UnknownModelVersion   404  not_found
+│   ├── UnknownRequest        404  not_found
+│   └── NotResumable          404  not_found
 ├── MethodNotAllowed          405  method_not_allowed
 ├── Overloaded                429  overloaded
 │   └── KeyLimited            429  overloaded
 ├── IdempotencyConflict       422  validation
+├── ResumeConflict            422  validation
+├── RequestCancelled          499  cancelled
+│   └── StreamTakenOver       499  taken_over
 ├── GenerationFailed          424  generation
 ├── IncompleteGeneration      500  incomplete_generation
 ├── DeadlineExceeded          504  timeout
@@ -41,7 +46,7 @@ class TgqError(Exception):
     reason: str | None = None
     """Why a request ended, in one word for logs and metrics, where the class does not say it: `queue_wait`, `stall`, `total`
     (its time limits), `attempts` (too many were lost), `redis` (away too long), `slow_reader`, `cancelled`, `closed` (its
-    client left) or `worker` (frames that make no sense)."""
+    client left), `shutdown` (its web node stopped) or `worker` (frames that make no sense)."""
 
     def __init__(
         self, message: str | None = None, *, retry_after: int | None = None, reason: str | None = None
@@ -148,6 +153,14 @@ class UnknownModelVersion(NotFound):
         super().__init__(f"The model `{name}` has no version `{version}`; there are: {there}")
 
 
+class UnknownRequest(NotFound):
+    """No request of yours with this id is under way."""
+
+
+class NotResumable(NotFound):
+    """There is no stream of yours with this `x-request-id` and `last-event-id` to go on with."""
+
+
 class MethodNotAllowed(TgqError):
     """This path does not take that method."""
 
@@ -171,6 +184,28 @@ class IdempotencyConflict(TgqError):
 
     status = 422
     error_type = "validation"
+
+
+class ResumeConflict(TgqError):
+    """The stream with this `x-request-id` is another request's; send the same body to go on with it."""
+
+    status = 422
+    error_type = "validation"
+
+
+class RequestCancelled(TgqError):
+    """The request was cancelled."""
+
+    status = 499  # what gRPC's CANCELLED becomes in HTTP; clients try 409 and 5xx again by themselves
+    error_type = "cancelled"
+    reason = "cancelled"
+
+
+class StreamTakenOver(RequestCancelled):
+    """The stream was taken over by another connection."""
+
+    error_type = "taken_over"
+    reason = "taken_over"
 
 
 class GenerationFailed(TgqError):

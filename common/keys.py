@@ -15,6 +15,10 @@
 | {p}:admission_leases          | zset    | web (admission script) | web                    | entry: when its lease is out |
 | {p}:key_limits:{key's name}   | hash    | web (key limits)       | web                    | by lease, or when drained    |
 | {p}:idempotency:{digest}      | hash    | web (idempotent calls) | web                    | by lease, or its setting     |
+| {p}:stream:{digest}           | hash    | web (resumable stream) | web                    | `resume_seconds` unrenewed   |
+| {p}:stream_tokens:{digest}    | list    | web (resumable stream) | web                    | with its hash                |
+| {p}:web                       | channel | web (WebControl)       | all web processes      | -                            |
+| {p}:web:{process}             | channel | web (WebControl)       | one web process        | -                            |
 | {p}:reply:{process}           | channel | workers (StepFrames)   | one web process        | -                            |
 | {p}:control                   | channel | submitters (Control)   | all workers            | -                            |
 | {p}:control:{worker}          | channel | submitters (Control)   | one worker             | -                            |
@@ -25,8 +29,8 @@ work. `attempts` holds `{attempt}:{worker}` for each worker that was lost with t
 accepted it, the submitter those that had; a request with `max_attempts` of them is given up.
 
 Celery's own names (`_kombu.binding.*`, `*.pidbox`) are beside these. Prompts and answers are only in the queue, the
-unacked hash and on the channels; `{p}:dead` keeps headers, not bodies. Only where a caller sent an `Idempotency-Key` its answer
-is kept as well, for `idempotency_seconds` (a setting).
+unacked hash and on the channels; `{p}:dead` keeps headers, not bodies. Only where a caller sent an `Idempotency-Key` or
+`x-tgq-resume` its answer is kept as well, for `idempotency_seconds` or `resume_seconds` (settings).
 """
 
 from __future__ import annotations
@@ -95,6 +99,20 @@ class Keys:
     def idempotency(self, digest: str) -> str:
         """Of one caller's idempotency key; the digest keeps callers apart and their words out of names."""
         return f"{self.prefix}:idempotency:{digest}"
+
+    def stream(self, digest: str) -> str:
+        """Of one caller's resumable stream; the digest is as that of an idempotency key."""
+        return f"{self.prefix}:stream:{digest}"
+
+    def stream_tokens(self, digest: str) -> str:
+        return f"{self.prefix}:stream_tokens:{digest}"
+
+    @property
+    def web(self) -> str:
+        return f"{self.prefix}:web"
+
+    def web_of(self, process: str) -> str:
+        return f"{self.prefix}:web:{process}"
 
     def reply(self, process: str) -> str:
         return f"{self.prefix}:reply:{process}"

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
+from common.client.counters import ClientCounters
 from common.limits import Limits
 from common.metrics_buckets import DURATION_BUCKETS
 
@@ -107,6 +108,22 @@ class WebMetrics:
             "tgq_rejected", "Requests refused before they were queued", ["reason"], registry=registry
         )
         self.cancelled = Counter("tgq_cancelled", "Requests whose client went away", ["phase"], registry=registry)
+        self.deadline_exceeded = Counter(
+            "tgq_deadline_exceeded", "Requests ended by a time limit", ["reason"], registry=registry
+        )
+        self._resent = Counter(
+            "tgq_failovers",
+            "Requests sent to a worker again, by what became of the last one",
+            ["cause"],
+            registry=registry,
+        )
+        self._given_up = Counter(
+            "tgq_requests_given_up", "Requests that too many workers were lost with", registry=registry
+        )
+        self._stale_frames = Counter(
+            "tgq_stale_frames", "Frames of attempts that nobody waits for any more", registry=registry
+        )
+        self._followed = ClientCounters()
         self.in_flight = Gauge(
             "tgq_requests_in_flight", "Requests being worked on", multiprocess_mode="livesum", registry=registry
         )
@@ -120,6 +137,15 @@ class WebMetrics:
 
     def hop(self, hop: Hop, seconds: float) -> None:
         self._hops.labels(hop).observe(max(seconds, 0.0))
+
+    def follow(self, counters: ClientCounters) -> None:
+        """Take in what a client has counted since the last call."""
+        last, now = self._followed, counters.copy()
+        for cause, count in now.resent.items():
+            self._resent.labels(cause).inc(count - last.resent[cause])
+        self._given_up.inc(now.given_up - last.given_up)
+        self._stale_frames.inc(now.stale_frames - last.stale_frames)
+        self._followed = now
 
     def families(self) -> list[Metric]:
         """The metrics of all web processes of this host."""

@@ -148,18 +148,25 @@ class Settings(BaseSettings):
     """How long the answer to a call with an `Idempotency-Key` is kept for those who repeat it."""
     idempotency_grace: float = Field(10.0, ge=0, validation_alias=_ours("idempotency_grace"))
     """Seconds such a call runs on when its client has left, so that a retry finds it."""
+    resume_seconds: float = Field(120.0, gt=0, validation_alias=_ours("resume_seconds"))
+    """Seconds a stream asked for with `x-tgq-resume` runs on without its client, and may be resumed."""
     error_format: Literal["openai", "tgi"] = Field("openai", validation_alias=_ours("error_format"))
     """Form of errors on `/v1` routes: OpenAI's nested object, or TGI's flat one."""
     keepalive_seconds: float = Field(15.0, ge=0, validation_alias=_ours("keepalive_seconds"))
     """A comment is sent on a stream that was silent this long; 0 sends none."""
     graceful_termination_timeout: float = Field(90.0, ge=0)
     """Seconds running requests have to end once the service is told to stop."""
+    drain_notice: float = Field(0.0, ge=0, validation_alias=_ours("drain_notice"))
+    """Seconds of `graceful_termination_timeout` that a web node told to stop goes on answering, with 503, whether requests run
+    or not: what load balancers need to see it go."""
 
     # -- time limits of a request
     queue_timeout: float = Field(300.0, gt=0, validation_alias=_ours("queue_timeout"))
     """Seconds a request may wait until a worker accepts it."""
     stall_timeout: float = Field(60.0, gt=0, validation_alias=_ours("stall_timeout"))
     """Seconds an accepted request may be silent before it ends with an error."""
+    request_timeout: float = Field(3600.0, gt=0, validation_alias=_ours("request_timeout"))
+    """Seconds a request may take in all; callers ask for less with `x-request-timeout`."""
 
     # -- Redis
     redis_url: str | None = Field(None, validation_alias=AliasChoices("REDIS_URL", "TGQ_REDIS_URL"))

@@ -347,10 +347,52 @@ class KeptAnswer(Struct, frozen=True):
     body: bytes
 
 
+class StoredStream(Struct, frozen=True):
+    """What another process must know to go on with a stream whose client comes to it."""
+
+    version: int
+    fingerprint: str
+    """Of the request."""
+    job: str
+    seed: int
+    """Drawn for the request, if it named none."""
+    created: int
+    """Unix seconds, as its chunks say."""
+    key: str
+    """What ids of tool calls are made of."""
+
+
+class CancelRequest(Struct, frozen=True, tag="cancel_request"):
+    """Cancel the requests of this caller and id; everyone who hears it answers."""
+
+    digest: str
+    asker: str
+    """Channel for the answers."""
+    question: str
+
+
+class CancelAnswer(Struct, frozen=True, tag="cancel_answer"):
+    question: str
+    found: int
+    """Requests that were cancelled."""
+
+
+class StreamTaken(Struct, frozen=True, tag="stream_taken"):
+    """A stream has been taken over: all others let it go."""
+
+    digest: str
+    owner: str
+
+
+WebControl = CancelRequest | CancelAnswer | StreamTaken
+
 encode_msgpack = msgspec.msgpack.Encoder().encode
 decode_step_frames = msgspec.msgpack.Decoder(StepFrames).decode
 decode_control = msgspec.msgpack.Decoder(Control).decode
 decode_kept_answer = msgspec.msgpack.Decoder(KeptAnswer).decode
+decode_web_control = msgspec.msgpack.Decoder(WebControl).decode
+decode_stored_stream = msgspec.msgpack.Decoder(StoredStream).decode
+decode_tokens = msgspec.msgpack.Decoder(Tokens).decode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 encode_json = msgspec.json.Encoder().encode

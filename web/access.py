@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-HEALTH = frozenset(("/health", "/ping", "/v2/health/live", "/v2/health/ready"))
+HEALTH = frozenset(
+    ("/health", "/health/live", "/health/ready", "/health/startup", "/ping", "/v2/health/live", "/v2/health/ready")
+)
 
 
 def needs_key(method: str, route: str, *, protected: bool, everything: bool) -> bool:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 
 from falcon.asgi import Request
 
 from common.admission import Permit
 from common.api_keys import ApiKey
-from common.errors import InvalidRequest, UnknownModel
+from common.errors import InvalidRequest, Overloaded, UnknownModel
 from common.key_limits import Share
 from common.validation import ValidRequest
 from web.request_record import RequestRecord
 from web.services import Services
+
+LEAVING_SECONDS = 2.0
+"""A resumed stream waits so long at most for the place that its last connection had."""
+_RETRY_SECONDS = 0.05
 
 
 class Entry:
@@ -58,8 +64,11 @@ class Entry:
             self._share.release(self._record.spent_tokens)
 
 
-async def enter(services: Services, request: Request, model: str, sequences: int) -> Entry:
+async def enter(services: Services, request: Request, model: str, sequences: int, *, resumed: bool = False) -> Entry:
     """Let a request in.
+
+    Args:
+        resumed: it takes the place of one that is just leaving.
 
     Raises:
         UnknownModel: its key is not for this model.
@@ -67,6 +76,17 @@ async def enter(services: Services, request: Request, model: str, sequences: int
         Overloaded: too many requests are under way.
         ServiceUnavailable: Redis is away.
     """
+    give_up_at = time.monotonic() + (LEAVING_SECONDS if resumed else 0.0)
+    while True:
+        try:
+            return await _enter(services, request, model, sequences)
+        except Overloaded:
+            if time.monotonic() >= give_up_at:
+                raise
+        await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def _enter(services: Services, request: Request, model: str, sequences: int) -> Entry:
     key: ApiKey | None = request.context.key
     if key is not None and not key.may_use(model):
         raise UnknownModel(model)

@@ -61,7 +61,7 @@ def write_error(request: Request, response: Response, error: TgqError, form: Err
         response.set_header("accept-encoding", ACCEPTED)
     if getattr(request.context, "stream", False) and wants_events_alone(request):
         response.content_type = sse.CONTENT_TYPE
-        response.data = sse.frame(form(error))
+        response.data = sse.frame(form(error), 0)
     else:
         response.content_type = falcon.MEDIA_JSON
         response.data = form(error)

@@ -9,21 +9,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+import msgspec
 import structlog
 from falcon.asgi import Request
 
 from common.client.merged_stream import MergedStream
 from common.client.token_stream import TokenStream
-from common.errors import TgqError
+from common.errors import InvalidRequest, NotResumable, TgqError
 from common.validation import Ask, ValidRequest
 from common.wire import Tokens
 from web import sse
+from web.deadline import Deadline
 from web.dialects import ErrorForm
 from web.disconnect import RequestLifetime
 from web.entry import Entry, enter
 from web.errors import public_error
+from web.kept_stream import KeptStream, Origin, Resumable
 from web.models import ServedModel
 from web.request_record import RequestRecord
+from web.resume import RESUME
+from web.running import RunningRequest
 from web.services import Services
 from web.silence import Silence
 
@@ -39,18 +44,26 @@ class Generation:
     def __init__(
         self,
         requests: list[ValidRequest],
-        stream: TokenStream | MergedStream,
+        stream: TokenStream | MergedStream | KeptStream,
         entry: Entry,
         record: RequestRecord,
         keepalive: float,
+        origin: Origin,
+        plan: Resumable | None,
     ) -> None:
         """
         Args:
             requests: one for each prompt.
             keepalive: seconds of silence after which a stream gets a comment; 0 for never.
+            plan: of a stream that may be resumed.
         """
         self.requests = requests
         self.record = record
+        self.origin = origin
+        self._plan = plan
+        self._told = 0
+        """Id of the last event that was sent."""
+        self._untold: list[bytes] = []
         self._stream = stream
         self._entry = entry
         self._keepalive = keepalive or None
@@ -68,30 +81,49 @@ class Generation:
             events.append(tokens)
         return events
 
+    def replay(self, encode: Callable[[Tokens], list[bytes]], *, last: bytes = b"") -> None:
+        """Make the events of a resumed stream again, up to where it goes on; see `chunks`.
+
+        Raises:
+            NotResumable: there were not as many as the caller says it has.
+        """
+        if self._plan is None:
+            return
+        events = [event for tokens in self._plan.tokens for event in _events(tokens, encode, last)]
+        self._told = self._plan.events
+        if self._told > len(events):
+            raise NotResumable
+        self._untold = events[self._told :]
+        if self._plan.finished:
+            self.record.replayed()
+
     async def begun(self) -> None:
         """Wait until there is something to send: tokens, a comment's time, or the error that is the whole answer.
 
         Raises:
             TgqError: the request failed before its first token.
         """
+        if self._untold:
+            return
         self._begun = await self._stream.ready(self._keepalive)
         if self._stream.error is not None and self._stream.timings.first_token is None:
             raise self._stream.error
 
     async def chunks(
-        self, encode: Callable[[Tokens], list[bytes]], error_form: ErrorForm, *, first: bytes = b"", last: bytes = b""
+        self, encode: Callable[[Tokens], list[bytes]], error_form: ErrorForm, *, last: bytes = b""
     ) -> AsyncIterator[bytes]:
         """The stream's bytes: all events that are there as one chunk, comments in silence, an error as the last event.
 
         Args:
             encode: turns tokens into the JSON of zero or more events.
             error_form: makes the JSON of an error.
-            first: sent at once.
-            last: sent after the last token's events.
+            last: the data of an event after the last token's; none if empty.
         """
         try:
-            if first or not self._begun:
-                yield first or sse.COMMENT
+            if self._untold:
+                yield self._frames(self._untold)
+            if not self._begun:
+                yield sse.COMMENT
             with Silence(self._keepalive) as silence:
                 while True:
                     silence.begin()
@@ -106,7 +138,7 @@ class Generation:
                     if tokens is None:
                         return
                     self._received(tokens)
-                    if chunk := sse.frames(encode(tokens)) + (last if tokens.ends else b""):
+                    if chunk := self._frames(_events(tokens, encode, last)):
                         yield chunk
         except Exception as error:  # the status is out: whatever happens is told in the stream, and never breaks it off
             told = public_error(error)
@@ -114,7 +146,12 @@ class Generation:
                 log.error("unexpected error in a stream", exc_info=error)
             self.record.failed(told)
             self._entry.release()
-            yield sse.frame(error_form(told))
+            yield sse.frame(error_form(told), self._told)
+
+    def _frames(self, events: list[bytes]) -> bytes:
+        first = self._told + 1
+        self._told += len(events)
+        return sse.frames(events, first)
 
     def _received(self, tokens: Tokens) -> None:
         self.record.received(tokens)
@@ -131,6 +168,7 @@ async def open_generation(
     *,
     sequences: int,
     stream: bool,
+    plan: Resumable | None = None,
 ) -> Generation:
     """Admit, validate and queue a request.
 
@@ -139,17 +177,22 @@ async def open_generation(
         asks: makes what is asked for, one for each prompt, once the request is admitted; may raise `InvalidRequest`.
         sequences: how many those will generate, all prompts and children together.
         stream: for the records.
+        plan: of a stream that may be resumed.
 
     Raises:
         InvalidRequest: the request breaks a rule.
         Overloaded: too many requests are under way, of all or of the key's, or the queue is full.
         ServiceUnavailable: Redis is away.
+        DeadlineExceeded: its time was over before it was queued.
     """
     lifetime = RequestLifetime.of(request.scope)
     record: RequestRecord = request.context.record
     if stream:
         record.streams()
-    entry = await enter(services, request, model.id, sequences)
+    outliving = None if plan is None else services.resumption.outlive(lifetime, plan)
+    running = RunningRequest("" if plan is None else plan.owner)
+    lifetime.stack.callback(services.running.enter(request, running))
+    entry = await enter(services, request, model.id, sequences, resumed=plan is not None and plan.stored is not None)
     lifetime.stack.callback(entry.release)
     record.entered("validation")
     jobs, requests = [], []
@@ -157,7 +200,7 @@ async def open_generation(
     for ask in await asks():
         name = ask.names.get("max_new_tokens", "max_new_tokens")
         known_adapters = None if ask.adapter is None else await services.workers.adapters(model.id)
-        valid = await model.validator.validate(ask, known_adapters)
+        valid = _as_before(await model.validator.validate(ask, known_adapters), plan)
         record.validated(valid)
         requests.append(valid)
         jobs.append(
@@ -165,18 +208,35 @@ async def open_generation(
                 valid.prompt_ids, valid.parameters, model=model.id, adapter=valid.adapter, trace=_trace(request)
             )
         )
+    if plan is not None and len(jobs) > 1:
+        raise InvalidRequest(f"`{RESUME}` wants one prompt, given {len(jobs)}")
     await entry.reserve(requests, name)
     record.entered("dispatch")
-    streams = [services.client.generate(job) for job in jobs]
-    tokens = streams[0] if len(streams) == 1 else MergedStream(streams)
+    deadline: Deadline = request.context.deadline
+    if plan is not None and plan.stored is not None:
+        jobs = [msgspec.structs.replace(jobs[0], id=plan.stored.job, attempt=plan.attempt)]
+    streams = [services.client.generate(job, deadline.remaining()) for job in jobs]
+    tokens: TokenStream | MergedStream | KeptStream = streams[0] if len(streams) == 1 else MergedStream(streams)
+    origin = Origin.new() if plan is None else plan.origin
+    if plan is not None:
+        tokens = await services.resumption.keep(streams[0], plan, origin, lifetime.stack)
+    running.queue(tokens)
     lifetime.stack.callback(tokens.close)
     await tokens.__aenter__()
-    record.dispatched(tokens.timings)
-    return Generation(requests, tokens, entry, record, services.settings.keepalive_seconds)
+    if plan is None or not plan.finished:
+        record.dispatched(tokens.timings)
+    generation = Generation(requests, tokens, entry, record, services.settings.keepalive_seconds, origin, plan)
+    if outliving is not None:
+        outliving.generation = generation
+    return generation
 
 
 def begin_record(services: Services, request: Request) -> None:
-    """From here on the request is counted and, once it is over, logged."""
+    """From here on the request is counted and, once it is over, logged; its time runs.
+
+    Raises:
+        InvalidRequest: `x-request-timeout` is no time.
+    """
     lifetime = RequestLifetime.of(request.scope)
     record = request.context.record = RequestRecord(
         services.metrics,
@@ -186,6 +246,19 @@ def begin_record(services: Services, request: Request) -> None:
         tenant=request.context.tenant,
     )
     lifetime.stack.enter_context(record)
+    request.context.deadline = Deadline.of(request, services.settings)
+
+
+def _events(tokens: Tokens, encode: Callable[[Tokens], list[bytes]], last: bytes) -> list[bytes]:
+    events = encode(tokens)
+    return [*events, last] if last and tokens.ends else events
+
+
+def _as_before(valid: ValidRequest, plan: Resumable | None) -> ValidRequest:
+    """A resumed request has the seed that was drawn for it."""
+    if plan is None or plan.stored is None:
+        return valid
+    return msgspec.structs.replace(valid, parameters=msgspec.structs.replace(valid.parameters, seed=plan.stored.seed))
 
 
 def _trace(request: Request) -> dict[str, str]:

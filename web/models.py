@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from common.api_keys import ApiKey
 from common.chat_template import ChatTemplate
 from common.errors import ServiceUnavailable, UnknownModel
 from common.grammar_checker import GrammarChecker
@@ -92,30 +93,39 @@ class Models:
         self._grammars.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def find(self, name: str | None) -> Chosen:
+    async def find(self, name: str | None, key: ApiKey | None = None) -> Chosen:
         """The model of this name, or the model that has an adapter of this name with it.
+
+        Args:
+            key: the caller's. Models that it is not for do not exist for it.
 
         Raises:
             UnknownModel: no live worker has either.
             ServiceUnavailable: a worker serves it, but its tokenizer is not to be had here, or not yet.
         """
         if name is None or name in DEFAULT_NAMES or name == self.default.id or name.startswith(_ADDRESS):
-            return Chosen(self.default)
-        cards = await self._workers.recent_cards()
+            return self._default(name, key)
+        cards = _usable(await self._workers.recent_cards(), key)
         if name in cards:
             return Chosen(await self._named(name, cards))
         for model in self._default_first(cards):
             if name in await self._adapters(model, cards[model]):
                 return Chosen(await self._named(model, cards), name)
         if self._settings.accept_any_model or name == self._settings.model_id:
-            return Chosen(self.default)
+            return self._default(name, key)
         raise UnknownModel(name)
 
-    async def listed(self) -> list[Listed]:
-        """The default model and whatever else live workers serve now, each with its adapters."""
-        cards = await self._workers.cards()
+    async def listed(self, key: ApiKey | None = None) -> list[Listed]:
+        """The default model and whatever else live workers serve now, each with its adapters.
+
+        Args:
+            key: the caller's. Models that it is not for are left out.
+        """
+        cards = _usable(await self._workers.cards(), key)
         listed = []
         for model in dict.fromkeys([self.default.id, *self._default_first(cards)]):
+            if key is not None and not key.may_use(model):
+                continue
             listed.append(Listed(model))
             if model in cards:
                 listed += [Listed(adapter, model) for adapter in sorted(await self._adapters(model, cards[model]))]
@@ -124,6 +134,11 @@ class Models:
     async def queued(self) -> set[str]:
         """The models whose queues may hold jobs."""
         return {self.default.id, *await self._workers.recent_cards()}
+
+    def _default(self, name: str | None, key: ApiKey | None) -> Chosen:
+        if key is not None and not key.may_use(self.default.id):
+            raise UnknownModel(name or self.default.id)
+        return Chosen(self.default)
 
     def _default_first(self, cards: dict[str, ModelCard]) -> list[str]:
         return sorted(cards, key=lambda model: (model != self.default.id, model))
@@ -161,6 +176,10 @@ class Models:
     def _served(self, name: str, files: ModelFiles, limits: Limits, revision: str | None = None) -> ServedModel:
         validator = Validator(self._settings, limits, Tokenizer(files), self._grammars, self._threads)
         return ServedModel(name, files, limits, validator, ChatTemplate.of(files), revision)
+
+
+def _usable(cards: dict[str, ModelCard], key: ApiKey | None) -> dict[str, ModelCard]:
+    return cards if key is None else {model: card for model, card in cards.items() if key.may_use(model)}
 
 
 @dataclass(frozen=True)

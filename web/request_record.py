@@ -40,6 +40,7 @@ _FAILURES: dict[type[TgqError], str] = {
     DeadlineExceeded: "timeout",
     ServiceUnavailable: "unavailable",
 }
+_TIME_LIMITS = ("queue_wait", "stall", "total")
 
 
 class RequestRecord:
@@ -50,6 +51,8 @@ class RequestRecord:
     ) -> None:
         self.cause: str | None = None
         """How it ended, once it did."""
+        self.reason: str | None = None
+        """See `TgqError.reason`."""
         self.timings: Timings | None = None
         self.prompt_tokens = 0
         """Of all prompts, once they are validated."""
@@ -118,7 +121,11 @@ class RequestRecord:
             return
         kind = next((kind for cls, kind in _FAILURES.items() if isinstance(error, cls)), "internal")
         self._end(error.error_type)
+        # A worker that finds a job too late to begin gives no reason.
+        self.reason = error.reason or ("queue_wait" if isinstance(error, DeadlineExceeded) else None)
         self._metrics.request_failure.labels(kind).inc()
+        if self.reason in _TIME_LIMITS:
+            self._metrics.deadline_exceeded.labels(self.reason).inc()
         if self.timings is None:
             self._metrics.rejected.labels(kind).inc()
 
@@ -197,6 +204,8 @@ class RequestRecord:
             "generated_tokens": self._tokens,
             "total_ms": round(self.total_seconds * 1000),
         }
+        if self.reason is not None:
+            summary["reason"] = self.reason
         if self._tenant:
             summary["key"] = self._tenant
         if self.finish is None:

@@ -10,6 +10,7 @@ from web.resources.chat_tokenize import ChatTokenize
 from web.resources.completions import Completions
 from web.resources.docs import Docs, Documentation, DocumentationResource, OpenApi
 from web.resources.generate import Generate, GenerateStream, Root
+from web.resources.health import Health, Live, Ready, Startup
 from web.resources.invocations import Invocations
 from web.resources.models import Models, OneModel
 from web.resources.open_inference import (
@@ -22,8 +23,9 @@ from web.resources.open_inference import (
     ServerMetadata,
     ServerReady,
 )
+from web.resources.requests import OneRequest
 from web.resources.resource import Resource
-from web.resources.service import Health, Info, Metrics
+from web.resources.service import Info, Metrics
 from web.resources.tokenize import Tokenize
 from web.services import Services
 
@@ -37,6 +39,9 @@ ROUTES: dict[str, type[Resource]] = {
     "/invocations": Invocations,
     "/health": Health,
     "/ping": Health,
+    "/health/live": Live,
+    "/health/ready": Ready,
+    "/health/startup": Startup,
     "/info": Info,
     "/metrics": Metrics,
     # OpenAI
@@ -44,6 +49,8 @@ ROUTES: dict[str, type[Resource]] = {
     "/v1/completions": Completions,
     "/v1/models": Models,
     "/v1/models/{name:path}": OneModel,
+    # requests by id, whatever their API
+    "/v1/requests/{request_id}": OneRequest,
     # Open Inference Protocol
     "/v2": ServerMetadata,
     "/v2/health/live": ServerLive,

@@ -15,13 +15,19 @@ from common.key_limits import KeyLimits
 from common.metrics import WebMetrics, multiprocess_directory
 from common.redis_clients import async_redis
 from common.settings import Settings
+from common.stream_store import StreamStore
+from web.drain import Drain
 from web.health import HealthCheck
 from web.idempotency import Idempotency
 from web.live_workers import LiveWorkers
 from web.models import Models
+from web.resume import Resumption
+from web.running import RunningRequests
 
 KEY_FILE_SECONDS = 1.0
 """A change of the file of API keys is noticed after this time."""
+COUNTERS_SECONDS = 1.0
+"""What the client counts is in the metrics after this time."""
 
 
 class Services:
@@ -41,25 +47,33 @@ class Services:
         self.admission = Admission(self.redis, self.keys, settings, self.client.process_id)
         self.key_limits = KeyLimits(self.redis, self.keys, settings, self.client.process_id)
         self.idempotency = Idempotency(CallStore(self.redis, self.keys, settings), settings)
+        self.running = RunningRequests(self.client)
+        self.resumption = Resumption(StreamStore(self.redis, self.keys, settings), self.running, self.client)
         self.workers = LiveWorkers(self.redis, self.keys, settings)
         self.models = Models(settings, self.workers)
         self.metrics = WebMetrics(self.models.default.limits)
         self.engine_totals = EngineTotals(multiprocess_directory())
-        self.health = HealthCheck(self.client, self.workers)
+        self.drain = Drain(self.client, settings)
+        self.health = HealthCheck(self.client, self.workers, self.drain)
 
     async def start(self) -> None:
         """Connect; when Redis is away the process starts all the same and answers 503 until it is there."""
         await self.client.start()
         await self.admission.start()
         await self.key_limits.start()
-        self._following_keys = asyncio.create_task(every(KEY_FILE_SECONDS, self._follow_keys, "API keys"))
+        self._following = [
+            asyncio.create_task(every(KEY_FILE_SECONDS, self._follow_keys, "API keys")),
+            asyncio.create_task(every(COUNTERS_SECONDS, self._follow_counters, "counters")),
+        ]
+        await self.resumption.start()
         await self.workers.start()
         settle_heap()
 
     async def stop(self) -> None:
         """Cancel what still runs, give back the permits, disconnect; bounded by the Redis timeouts."""
-        await stop_tasks([self._following_keys])
+        await stop_tasks(self._following)
         await self.idempotency.close()
+        await self.resumption.stop()
         await self.client.close()
         await self.key_limits.close()
         await self.admission.close()
@@ -69,3 +83,6 @@ class Services:
 
     async def _follow_keys(self) -> None:
         await asyncio.to_thread(self.api_keys.refresh)
+
+    async def _follow_counters(self) -> None:
+        self.metrics.follow(self.client.counters)

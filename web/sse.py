@@ -1,10 +1,13 @@
 """Server-sent events as bytes.
 
-A frame is one `data: ` line (one space: some clients compare whole lines) and an empty line. Three characters that JSON
-allows are escaped, because many clients split lines the Unicode way and would break a frame at them.
+A frame is an `id: ` line, one `data: ` line (one space: some clients compare whole lines) and an empty line. Ids number
+the events of a stream from 1; an error, which is no part of the answer, has that of the event before it, so that a client
+that resumes behind it misses nothing. Three characters that JSON allows are escaped, because many clients split lines the Unicode way and would break a frame at them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 COMMENT = b":\n\n"
 CONTENT_TYPE = "text/event-stream"
@@ -12,14 +15,14 @@ HEADERS = {"x-accel-buffering": "no", "cache-control": "no-cache"}
 """Keep proxies from holding events back."""
 
 
-def frame(json: bytes) -> bytes:
+def frame(json: bytes, number: int) -> bytes:
     """One event; `json` is UTF-8 without raw newlines, as encoders write it."""
-    return b"data: " + _one_line(json) + b"\n\n"
+    return b"id: %d\ndata: %b\n\n" % (number, _one_line(json))
 
 
-def frames(payloads: list[bytes]) -> bytes:
-    """Several events as one chunk."""
-    return b"data: " + _one_line(b"\n\ndata: ".join(payloads)) + b"\n\n" if payloads else b""
+def frames(payloads: Sequence[bytes], first: int) -> bytes:
+    """Several events as one chunk, numbered from `first` on."""
+    return _one_line(b"".join([b"id: %d\ndata: %b\n\n" % numbered for numbered in enumerate(payloads, first)]))
 
 
 def _one_line(json: bytes) -> bytes:

@@ -11,7 +11,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from common.keys import CANCELLED_SECONDS, Keys
-from common.wire import Cancel, Control, Release, Resend, encode_msgpack
+from common.wire import Cancel, Control, Release, Resend, WebControl, encode_msgpack
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +19,8 @@ RELEASE_SECONDS = 1.0
 """Finished requests are released together, this often."""
 RETRY_SECONDS = 0.5
 CANCELS_PER_CALL = 64
+ANY_ATTEMPT = 2**53 - 1
+"""Higher than all; Lua's largest whole number."""
 CANCELS_KEPT = 10_000
 """Cancels that wait for Redis to come back; beyond it the oldest are forgotten and their jobs run to their end."""
 DISOWN_SECONDS = 1.0
@@ -28,8 +30,13 @@ DISOWNS_KEPT = 1000
 
 # A job that is still in its queue leaves it, and nobody has to remember it. Any other may be anywhere, even on its way
 # into the queue (a push whose answer was lost), so the mark stays until it can no longer start.
+# Somebody who has gone on with a higher attempt is not cancelled.
 _CANCEL = """
 if ARGV[1] ~= '' and redis.call('LREM', KEYS[1], 1, ARGV[1]) == 1 then return 1 end
+if tonumber(redis.call('GET', KEYS[3]) or 1) > tonumber(ARGV[5]) then
+  redis.call('PUBLISH', ARGV[3], ARGV[6])
+  return 0
+end
 redis.call('SET', KEYS[2], '1', 'EX', ARGV[2])
 redis.call('PUBLISH', ARGV[3], ARGV[4])
 return 0
@@ -41,6 +48,7 @@ class _QueuedJob:
     queue: str
     message: bytes | None
     """None when it is known to have left the queue."""
+    attempt: int
 
 
 class ControlSender:
@@ -57,7 +65,7 @@ class ControlSender:
         self._cancels: dict[str, _QueuedJob] = {}
         self._disowned: dict[tuple[str, str], tuple[int, float]] = {}
         """Worker and request, with what was said and when."""
-        self._others: list[tuple[str, Cancel | Resend]] = []
+        self._others: list[tuple[str, Cancel | Resend | WebControl]] = []
         self._releases: defaultdict[str, list[str]] = defaultdict(list)
         self._wake = asyncio.Event()
 
@@ -66,9 +74,13 @@ class ControlSender:
         """Messages not sent yet."""
         return len(self._cancels) + len(self._others) + sum(map(len, self._releases.values()))
 
-    def cancel(self, request: str, queue: str, message: bytes | None) -> None:
-        """Stop `request`: take `message` (None: it left the queue) out of `queue`, or else tell every worker."""
-        self._cancels[request] = _QueuedJob(queue, message)
+    def cancel(self, request: str, queue: str, message: bytes | None, attempt: int) -> None:
+        """Stop `request`: take `message` (None: it left the queue) out of `queue`, or else tell every worker.
+
+        Args:
+            attempt: the newest the caller knows of; higher ones are somebody else's and go on.
+        """
+        self._cancels[request] = _QueuedJob(queue, message, attempt)
         if len(self._cancels) > CANCELS_KEPT:
             del self._cancels[next(iter(self._cancels))]
             log.error("Redis is away and %d cancels wait for it: the oldest is dropped", CANCELS_KEPT)
@@ -91,6 +103,11 @@ class ControlSender:
         """Ask `worker` (None: whichever has the request) for the frames from `from_sequence` on."""
         channel = self._keys.control if worker is None else self._keys.control_of(worker)
         self._others.append((channel, Resend(request, attempt, from_sequence)))
+        self._wake.set()
+
+    def tell(self, channel: str, message: WebControl) -> None:
+        """Say something to another web process."""
+        self._others.append((channel, message))
         self._wake.set()
 
     def release(self, worker: str, request: str) -> None:
@@ -125,7 +142,7 @@ class ControlSender:
 
     async def _flush(self) -> None:
         cancels = dict(list(self._cancels.items())[:CANCELS_PER_CALL])
-        messages: list[tuple[str, Control]] = [*self._others]
+        messages: list[tuple[str, Control | WebControl]] = [*self._others]
         messages += [(self._keys.control_of(worker), Release(ids)) for worker, ids in self._releases.items()]
         self._others.clear()
         self._releases.clear()
@@ -134,8 +151,15 @@ class ControlSender:
         async with self._redis.pipeline(transaction=False) as pipe:
             for request, job in cancels.items():
                 await self._cancel(
-                    keys=[job.queue, self._keys.cancelled(request)],
-                    args=[job.message or b"", CANCELLED_SECONDS, self._keys.control, encode_msgpack(Cancel(request))],
+                    keys=[job.queue, self._keys.cancelled(request), self._keys.attempt(request)],
+                    args=[
+                        job.message or b"",
+                        CANCELLED_SECONDS,
+                        self._keys.control,
+                        encode_msgpack(Cancel(request)),
+                        job.attempt,
+                        encode_msgpack(Cancel(request, job.attempt + 1)),
+                    ],
                     client=pipe,
                 )
             for channel, message in messages:

@@ -6,11 +6,12 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable
 
 import redis.asyncio
 
 from common.background import every, keep_running, stop_tasks
-from common.client.control import ControlSender
+from common.client.control import ANY_ATTEMPT, ControlSender
 from common.client.counters import ClientCounters
 from common.client.dispatch import Dispatcher
 from common.client.failover import Resender
@@ -19,11 +20,12 @@ from common.client.queue_watch import QueueWatch
 from common.client.relay import Relay
 from common.client.token_stream import TokenStream
 from common.client.worker_watch import WorkerWatch
+from common.errors import TgqError
 from common.keys import Keys
 from common.parameters import GenerationParameters
 from common.redis_clients import async_redis
 from common.settings import Settings
-from common.wire import Job, JobClass
+from common.wire import Job, JobClass, WebControl
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +114,18 @@ class GenerationClient:
         """Whether no request is open and the workers have been told all there is to tell."""
         return not self._relay.streams and not self._control.pending
 
+    def listen(self, channel: str, heard: Callable[[bytes], None]) -> None:
+        """Before `start`: pass on the messages of a channel that web processes talk on (see `Relay.listeners`)."""
+        self._relay.listeners[channel.encode()] = heard
+
+    def tell(self, channel: str, message: WebControl) -> None:
+        """Say something to other web processes, soon; may be lost."""
+        self._control.tell(channel, message)
+
+    def cancel(self, request: str) -> None:
+        """Cancel a request that is no stream of this client, wherever it is and whichever attempt of it runs."""
+        self._control.cancel(request, "", None, ANY_ATTEMPT)
+
     async def start(self) -> None:
         """Subscribe to the replies; when Redis is away, go on trying in the background instead of failing."""
         self._last_sweep = time.monotonic()
@@ -137,6 +151,11 @@ class GenerationClient:
         await self._control.close(self.settings.redis_timeout)
         if self._owns_redis:
             await self.redis.aclose()
+
+    def end_streams(self, error: Callable[[], TgqError]) -> None:
+        """Give up all requests that are open; their readers get what has arrived and then an `error`."""
+        for stream in list(self._relay.streams.values()):
+            stream.close(error())
 
     def new_job(
         self,

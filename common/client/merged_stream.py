@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
@@ -13,8 +14,10 @@ import msgspec
 from common.client.timings import Timings
 from common.client.token_buffer import UNREAD_FRAMES
 from common.client.token_stream import TokenStream
-from common.errors import TgqError
+from common.errors import IncompleteGeneration, TgqError
 from common.wire import Finish, Tokens
+
+log = logging.getLogger(__name__)
 
 
 class MergedStream:
@@ -99,10 +102,10 @@ class MergedStream:
                 pass
         return bool(self._unread or self.ended)
 
-    def close(self) -> None:
-        """Give up what has not ended; never waits, idempotent."""
-        for stream in self._streams:
-            stream.close()
+    def close(self, error: TgqError | None = None) -> None:
+        """See `TokenStream.close`."""
+        if not self.ended:
+            self._failed(error or IncompleteGeneration("The request was given up before its end", reason="closed"))
         for reader in self._readers:
             reader.cancel()
 
@@ -121,11 +124,17 @@ class MergedStream:
                 self._unread.append(merged)
                 self._arrived.set()
         except TgqError as error:
-            if self.error is None:
-                self.error = error
-                for other in self._streams:
-                    other.close()
-            self._arrived.set()
+            self._failed(error)
+        except Exception as error:  # the end of this task: who reads would wait for ever
+            log.exception("a stream of several broke off", exc_info=error)
+            self._failed(IncompleteGeneration("The request broke off", reason="internal"))
+
+    def _failed(self, error: TgqError) -> None:
+        if self.error is None:
+            self.error = error
+            for stream in self._streams:
+                stream.close()
+        self._arrived.set()
 
 
 def _first(moments: list[float | None]) -> float | None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -17,6 +18,7 @@ from common.client.control import ControlSender
 from common.client.counters import ClientCounters
 from common.client.queue_watch import Waiting
 from common.client.worker_watch import WorkerWatch
+from common.errors import TgqError
 from common.redis_clients import subscriber_pool
 from common.settings import Settings
 from common.wire import WIRE_VERSION, Accepted, Frame, Tokens, decode_step_frames
@@ -42,8 +44,8 @@ class Receiver(Waiting, Protocol):
     def check(self, now: float) -> None:
         """Time has passed: look after the request's time limits and its worker."""
 
-    def close(self) -> None:
-        """Give the request up."""
+    def close(self, error: TgqError | None = None) -> None:
+        """Give the request up, because of `error` if there is one."""
 
 
 class Relay:
@@ -64,6 +66,8 @@ class Relay:
         self._counters = counters
         self.streams: dict[str, Receiver] = {}
         """Open requests by id."""
+        self.listeners: dict[bytes, Callable[[bytes], None]] = {}
+        """What takes the messages of other channels; set before `run`, return at once and never raise."""
         self.changed_at = 0.0
         """When the subscription came or went, in monotonic time."""
         self._subscribed = asyncio.Event()
@@ -122,8 +126,9 @@ class Relay:
 
     async def _subscribe(self, connection: AbstractConnection) -> None:
         await connection.connect()  # type: ignore[no-untyped-call]
-        await connection.send_command("SUBSCRIBE", self.channel)
-        await connection.read_response()
+        await connection.send_command("SUBSCRIBE", self.channel, *self.listeners)
+        for _ in range(1 + len(self.listeners)):
+            await connection.read_response()
         self._subscribed.set()
         now = self.changed_at = time.monotonic()
         if self._interrupted:
@@ -144,7 +149,7 @@ class Relay:
                 continue
             asked = False
             if reply[0] == b"message":
-                self._deliver(reply[2])
+                self.listeners.get(reply[1], self._deliver)(reply[2])
                 # Buffered messages are read without waiting: let the readers have their turn between them.
                 await asyncio.sleep(0)
 

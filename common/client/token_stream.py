@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
@@ -25,6 +26,7 @@ from common.errors import (
     GenerationFailed,
     IncompleteGeneration,
     Overloaded,
+    RequestCancelled,
     ServiceUnavailable,
     TgqError,
     error_from_worker,
@@ -71,7 +73,7 @@ class TokenStream:
         self._sending: asyncio.Task[None] | None = None
         self._sent = False
         """Whether a message may be in the queue."""
-        self._ended = False
+        self._ended = self._resumed = False
         self._unread = TokenBuffer()
 
     # -- the reader's side
@@ -101,12 +103,29 @@ class TokenStream:
         """The same of the children 1, 2, ..."""
         return self._progress.ids[1:]
 
+    def resume(self, tokens: Iterable[Tokens]) -> None:
+        """Before entering: these have been read elsewhere, from attempts before the job's own; go on behind them.
+
+        The next attempt is then not refused by a full queue, and waits in front when it has tokens.
+        """
+        for body in tokens:
+            self._progress.take(body)
+        self._resumed = True
+        self._ended = not self._progress.unfinished
+
     async def __aenter__(self) -> Self:
         if self.error is not None:
             raise self.error  # Closed before it began.
         if self._sending is not None:
             raise RuntimeError("a token stream is entered once")
+        if self._ended:
+            return self
         self._parts.relay.open(self.job.id, self)
+        if self._resumed:
+            self._sent = True  # by somebody
+            self.timings.queued = time.monotonic()
+            self._send_again("resumed", self.timings.queued)
+            return self
         # In a task of its own: when the caller is cancelled, what became of the push must still be known.
         self._sending = asyncio.create_task(self._send())
         try:
@@ -146,13 +165,13 @@ class TokenStream:
                 pass
         return bool(self._unread or self._ended)
 
-    def close(self) -> None:
+    def close(self, error: TgqError | None = None) -> None:
         """Give the request up, unless it has ended; cancels its job wherever it is. Never waits; idempotent.
 
-        A reader that still waits gets what has arrived and then `IncompleteGeneration`.
+        A reader that still waits gets what has arrived and then `error`, which is an `IncompleteGeneration` by default.
         """
         if not self._ended:
-            self._fail(IncompleteGeneration("The request was given up before its end", reason="closed"))
+            self._fail(error or IncompleteGeneration("The request was given up before its end", reason="closed"))
 
     # -- the relay's side
 
@@ -285,7 +304,7 @@ class TokenStream:
         if outcome == "given_up":
             self._give_up()
         elif outcome == "cancelled":
-            self._fail(IncompleteGeneration("The request was cancelled", reason="cancelled"))
+            self._fail(RequestCancelled())
         elif self._message is not None:
             self.watched = Watched(self._message, now)
 
@@ -306,11 +325,15 @@ class TokenStream:
             return
         if worker is not None:
             self._give_up_at = now + self._queue_wait
+        self._send_again(cause, now)
+
+    def _send_again(self, cause: Cause, now: float) -> None:
+        attempts = self._attempts
         job = attempts.next(time.time() + max(min(self._give_up_at, self._total_at) - now, 0.0))
         self._order = FrameOrder(job.attempt)
         self._hearing = Hearing(now)
         self._message = self.watched = None
-        urgent = self.timings.accepted is not None
+        urgent = self.timings.accepted is not None or self._progress.total > 0
         following = NextAttempt(job, self._queue, cause, attempts.losses.copy(), urgent, self)
         self._parts.resender.send(following, attempts.pause)
 
@@ -345,19 +368,17 @@ class TokenStream:
     def _fail(self, error: TgqError) -> None:
         """End the request from this side and cancel its job, after the push if that is still under way."""
         self._end(error)
-        if self._sending is None:
-            return
-        if self._sending.done():
+        if self._sending is None or self._sending.done():
             self._cancel_job(self._sending)
         else:
             self._sending.add_done_callback(self._cancel_job)
 
-    def _cancel_job(self, sending: asyncio.Task[None]) -> None:
-        if not sending.cancelled():
+    def _cancel_job(self, sending: asyncio.Task[None] | None) -> None:
+        if sending is not None and not sending.cancelled():
             sending.exception()  # Marks it as seen: the one who waited for it may be gone.
         if self._sent:
             message = None if self._message is None else self._message.message
-            self._parts.control.cancel(self.job.id, self._queue, message)
+            self._parts.control.cancel(self.job.id, self._queue, message, self.job.attempt)
         self._message = None
 
     def _end(self, error: TgqError | None) -> None:

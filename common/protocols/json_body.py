@@ -35,6 +35,8 @@ _MESSAGES = {
     "model_type": "must be an object",
 }
 _ERRORS_SHOWN = 3
+_LONGEST_PART = 64
+"""Characters of a field's name that an error repeats; some names are the client's own."""
 
 MAX_DEPTH = 100
 """Levels of arrays and objects within each other."""
@@ -167,8 +169,9 @@ def _check_shape(data: Any) -> None:
 
 
 def _describe(detail: ErrorDetails) -> str:
-    path = ".".join(str(part) for part in detail["loc"]) or "body"
+    parts = [str(part) for part in detail["loc"]]
     context = detail.get("ctx", {})
+    reason: str
     match detail["type"]:
         case "greater_than_equal":
             reason = f"must be at least {context['ge']}"
@@ -176,6 +179,10 @@ def _describe(detail: ErrorDetails) -> str:
             reason = f"must be less than {context['lt']}"
         case "literal_error":
             reason = f"must be {context['expected']}"
+        case "string_pattern_mismatch" if parts[-1] == "[key]":
+            # A key is as good as a value: not repeated.
+            parts, reason = parts[:-2], "must have token ids as keys"
         case kind:
             reason = _MESSAGES.get(kind) or detail["msg"]
+    path = ".".join(part[:_LONGEST_PART] for part in parts) or "body"
     return f"`{path}`: {reason}"

@@ -79,7 +79,7 @@ class ChatChoice:
                 logprob = None
         if event.finish is not None:
             if self._parser is not None:
-                for delta in _deltas(self._parser.end()):
+                for delta in _deltas(self._parser.end(cut=event.finish.reason != "eos_token")):
                     yield delta, None
             self.generated_tokens = event.finish.generated_tokens
             self.end = end

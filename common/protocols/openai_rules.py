@@ -33,7 +33,7 @@ def check_combination(request: OpenAIRequest, settings: Settings, *, choices: in
         InvalidRequest: something is asked for that is not done here, or too much of it, or what does not go together.
     """
     for name, value in (request.model_extra or {}).items():
-        if name in request.refused and value not in (False, [], {}):
+        if name in request.refused and value not in (False, []):
             raise InvalidRequest(f"`{name}` is not supported")
     if request.store:
         raise InvalidRequest("`store` must be false: answers are not kept")

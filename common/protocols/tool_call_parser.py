@@ -76,8 +76,10 @@ class ToolCallParser:
 
     @property
     def called(self) -> bool:
-        """Whether there was a call: the finish reason `tool_calls`, unless the answer was cut (`length`)."""
-        return self._calls > 0
+        """Whether there were calls, the last one's arguments whole too: the finish reason is `tool_calls`, unless a limit
+        cut the answer (`length`).
+        """
+        return self._calls > 0 and self._state != self._inside_arguments
 
     def feed(self, text: str, *, special: bool = False) -> list[ToolEvent]:
         """The next token's text.
@@ -100,9 +102,16 @@ class ToolCallParser:
             pass
         return self._take()
 
-    def end(self) -> list[ToolEvent]:
-        """The answer is over: what was held back, unless it belongs to a call."""
-        if self._state == self._behind_arguments:
+    def end(self, *, cut: bool = False) -> list[ToolEvent]:
+        """The answer is over: what was held back, unless it belongs to a call.
+
+        Args:
+            cut: by its limit or a stop string. What begins like a call was to become one then: the grammar of answers with
+                tools allows nothing else behind a marker or a call.
+        """
+        if cut and (self._calls or self._patterns.marked.match(self._text, self._at)):
+            self._at = len(self._text)
+        elif self._state == self._behind_arguments:
             closing = self._patterns.closing.match(self._text, self._at)
             self._at = closing.end() if closing else len(self._text)
             self._skip_space()
@@ -246,6 +255,8 @@ class _Patterns(NamedTuple):
     """From behind a call's arguments to the next one's."""
     closing: re.Pattern[str]
     """From behind the last call's arguments to the end of all calls."""
+    marked: re.Pattern[str]
+    """As much of a call's beginning as no other text has."""
 
 
 @functools.cache
@@ -255,6 +266,8 @@ def _patterns(form: ToolFormat) -> _Patterns:
         call=_whole_or_begun([_SPACE, *_atoms(form.opening), *call]),
         next=_whole_or_begun([*_atoms((*form.tail, *form.next)), *call]),
         closing=re.compile("".join(_atoms((*form.tail, *form.closing)))),
+        # Without a marker it is `{"name"`, as in the grammar.
+        marked=re.compile("".join([_SPACE, *_atoms((form.marker,) if form.marker else form.head[:3])])),
     )
 
 

@@ -56,8 +56,8 @@ class ToolUse(Struct, frozen=True, kw_only=True):
 def read_tools(tools: Any, tool_choice: Any = None, *, parallel: bool | None = None) -> ToolUse | None:
     """Read `tools` and `tool_choice` (plain JSON values), in OpenAI's spellings and TGI's.
 
-    `tool_choice` is `auto` (the default), `none`, `required`, a function's name, or an object that names one. A function
-    without `parameters` takes none; those of others are an object of exactly the properties listed, unless their schema says
+    `tool_choice` is `auto` (the default), `none`, `required`, a function's name, an object that names one, or OpenAI's
+    `allowed_tools`: some of them, with `auto` or `required`. A function without `parameters` takes none; those of others are an object of exactly the properties listed, unless their schema says
     otherwise.
 
     Returns:
@@ -74,23 +74,23 @@ def read_tools(tools: Any, tool_choice: Any = None, *, parallel: bool | None = N
         raise InvalidRequest(f"`tools` takes at most {MAX_TOOLS} tools, given {len(tools)}")
     functions = [_read_function(tool, place) for place, tool in enumerate(tools)]
     _check_unique(functions)
-    mode, name = _read_choice(tool_choice)
+    mode, names = _read_choice(tool_choice)
     if not functions:
-        if mode == "required":
+        if mode == "required" or names is not None:
             raise InvalidRequest("`tool_choice` needs `tools` to choose from")
         return None
     if mode == "none":
         return None
-    if name is not None:
-        functions = [function for function in functions if function.name == name]
-        if not functions:
+    if names is not None:
+        if not names <= {function.name for function in functions}:
             raise InvalidRequest("`tool_choice` must name one of the `tools`")
+        functions = [function for function in functions if function.name in names]
     return ToolUse(
         shown=[_shown(tools[function.place], function) for function in functions],
         functions=functions,
-        required=mode == "required",
+        required=mode != "auto",
         # A function that is asked for by name is called once, as OpenAI does.
-        parallel=parallel is not False and name is None,
+        parallel=parallel is not False and mode != "named",
     )
 
 
@@ -137,18 +137,38 @@ def _check_unique(functions: list[Function]) -> None:
         names.add(function.name)
 
 
-def _read_choice(choice: Any) -> tuple[str, str | None]:
-    """`auto`, `none` or `required`, and the function if there is only one to choose."""
+def _read_choice(choice: Any) -> tuple[str, set[str] | None]:
+    """`auto`, `none`, `required` or `named`, and the functions to choose from where those are not all."""
     if choice is None:
         return "auto", None
     if isinstance(choice, str):
-        return (choice, None) if choice in ("auto", "none", "required") else ("required", choice)
-    function = choice.get("function") if isinstance(choice, dict) else None
-    if isinstance(function, dict) and isinstance(function.get("name"), str):
-        return "required", function["name"]
+        return (choice, None) if choice in ("auto", "none", "required") else ("named", {choice})
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        return _read_allowed(choice.get("allowed_tools"))
+    name = _name_in(choice)
+    if name is not None:
+        return "named", {name}
     raise InvalidRequest(
         "`tool_choice` must be `auto`, `none`, `required`, a function's name, or an object with it in `function.name`"
     )
+
+
+def _read_allowed(allowed: Any) -> tuple[str, set[str]]:
+    if not isinstance(allowed, dict) or allowed.get("mode") not in ("auto", "required"):
+        raise InvalidRequest("`tool_choice.allowed_tools.mode` must be `auto` or `required`")
+    tools = allowed.get("tools")
+    names = [_name_in(tool) for tool in tools] if isinstance(tools, list) else []
+    if not names or None in names:
+        raise InvalidRequest(
+            "`tool_choice.allowed_tools.tools` must be an array of objects with a name in `function.name`"
+        )
+    return allowed["mode"], {name for name in names if name is not None}
+
+
+def _name_in(value: Any) -> str | None:
+    function = value.get("function") if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _shown(tool: dict[str, Any], function: Function) -> dict[str, Any]:

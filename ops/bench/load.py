@@ -29,7 +29,7 @@ class StreamResult:
 
     @property
     def events(self) -> list[bytes]:
-        return [frame for frame in self.body.split(b"\n\n") if frame.startswith(b"data: ")]
+        return [frame for frame in self.body.split(b"\n\n") if b"data: " in frame]
 
 
 class _Stream(asyncio.Protocol):

@@ -8,14 +8,17 @@ import logging
 import math
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import redis
 from gunicorn.app.base import BaseApplication
+from gunicorn.arbiter import Arbiter
 from gunicorn.glogging import Logger
 
 from common.api_keys import KeyRing
@@ -25,6 +28,7 @@ from common.redis_clients import sync_redis
 from common.settings import Settings
 from ops.child_process import die_with_parent
 from ops.configuration import Configuration
+from ops.draining_worker import ENDING_SECONDS
 from ops.ports import PortTaken, check_port
 
 log = logging.getLogger(__name__)
@@ -87,6 +91,21 @@ class _Server(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
     def load(self) -> Any:
         return importlib.import_module("web.asgi").app
 
+    def run(self) -> None:
+        _Master(self).run()
+
+
+class _Master(Arbiter):  # type: ignore[misc]  # gunicorn has no types
+    """gunicorn's master, for which a second SIGTERM means at once, as SIGINT and SIGQUIT do."""
+
+    _told = False
+
+    def signal(self, sig: int, frame: FrameType | None) -> None:
+        if sig == signal.SIGTERM:
+            sig = signal.SIGQUIT if self._told else sig
+            self._told = True
+        super().signal(sig, frame)
+
 
 class _Logger(Logger):  # type: ignore[misc]  # gunicorn has no types
     """gunicorn's messages in the form of all the others."""
@@ -110,7 +129,7 @@ def _options(settings: Settings) -> dict[str, Any]:
         "asgi_disconnect_grace_period": math.ceil(settings.redis_timeout + settings.redis_connect_timeout + 2),
         "keepalive": KEEP_ALIVE_SECONDS,
         "timeout": SILENCE_SECONDS,
-        "graceful_timeout": max(1, math.ceil(settings.graceful_termination_timeout)),
+        "graceful_timeout": math.ceil(settings.graceful_termination_timeout + ENDING_SECONDS),
         "loglevel": settings.log_level,
         "logger_class": _Logger,
         "control_socket_disable": True,

@@ -15,18 +15,16 @@ from typing import Any
 from ops.child_process import signal_group, spawn
 from ops.options import BAD_USAGE
 from ops.serving.output import open_output, read_lines
+from ops.serving.restarts import QUICK_ENDS, Restarts
 from ops.serving.view import View
 
 FIRST_STARTS = 3
 """Starts that may fail before a child has ever worked."""
-LONGEST_DELAY = 30.0
-LASTING_SECONDS = 60.0
-"""A working child that ran this long starts again at once when it ends, whatever happened before."""
 _LINES_KEPT = 20
 
 
 class ChildFailed(Exception):
-    """A child does not start; the message ends with the last lines it wrote."""
+    """A child does not start or stay; the message ends with the last lines it wrote."""
 
 
 class Child:
@@ -35,7 +33,7 @@ class Child:
     def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], view: View) -> None:
         self.name = name
         self.works = False
-        """Set once the service has been ready: from then on the child is started again for ever."""
+        """Set once the service has been ready: from then on the child has more patience."""
         self._arguments = [sys.executable, "-P", "-m", "ops.cli", *arguments]
         self._environment = dict(environment)
         self._view = view
@@ -43,7 +41,7 @@ class Child:
         self._process: subprocess.Popen[Any] | None = None
         self._reader: threading.Thread | None = None
         self._started = 0.0
-        self._failures = 0
+        self._restarts = Restarts()
         self._start_again_at: float | None = None
 
     def start(self) -> None:
@@ -60,7 +58,7 @@ class Child:
         """Look after the process: notice that it ended, start it again when it is time.
 
         Raises:
-            ChildFailed: it has never worked and does not come up.
+            ChildFailed: it has never worked and does not come up, or it ended too often in a row.
         """
         now = time.monotonic()
         if self._start_again_at is not None:
@@ -71,11 +69,12 @@ class Child:
             return
         status = self._process.returncode
         signal_group(self._process, signal.SIGKILL)  # What it started must not meet its successor.
-        lasted = self.works and now - self._started > LASTING_SECONDS
-        self._failures = 1 if lasted else self._failures + 1
-        if not self.works and (status == BAD_USAGE or self._failures >= FIRST_STARTS):
-            raise ChildFailed(f"{self.name} {_ending(status)}:\n{self._tail()}")
-        delay = 0.0 if self._failures == 1 else min(LONGEST_DELAY, 0.5 * 2.0**self._failures)
+        # Loading may take long: only what has worked has lasted.
+        ran = now - self._started if self.works else 0.0
+        delay = self._restarts.ended(ran, most=QUICK_ENDS if self.works else FIRST_STARTS)
+        if delay is None or (status == BAD_USAGE and not self.works):
+            again = " again and again" if self.works else ""
+            raise ChildFailed(f"{self.name} {_ending(status)}{again}:\n{self._tail()}")
         self._start_again_at = now + delay
         self._view.line(f"tgq: {self.name} {_ending(status)}; starting it again in {delay:g} s")
 

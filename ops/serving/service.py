@@ -18,9 +18,10 @@ from common.redis_checks import check_redis
 from common.redis_clients import sync_redis
 from common.registry import live_workers_sync
 from common.settings import Settings
-from ops.embedded_redis import EmbeddedRedis, RedisUnavailable
+from ops.embedded_redis import EmbeddedRedis
 from ops.ports import check_port, free_port
 from ops.serving.child import Child, ChildFailed
+from ops.serving.kept_redis import KeptRedis
 from ops.serving.model import ModelPreparation
 from ops.serving.view import View
 from ops.serving.welcome import local_address, welcome
@@ -48,6 +49,7 @@ class Service:
         port = settings.port or free_port(settings.hostname)
         self._directory = Path(tempfile.mkdtemp(prefix="tgq-"))
         self._redis = self._embedded(settings) if settings.redis_url is None else None
+        self._kept_redis: KeptRedis | None = None
         self._settings = settings
         self._port = port
         self._model = ModelPreparation(view)
@@ -64,7 +66,8 @@ class Service:
         Returns the exit status: 0 after an orderly stop, 130 after a kill.
 
         Raises:
-            ChildFailed, RedisUnavailable, RedisUnfit, PortTaken: the service cannot start; nothing of it is left running.
+            ChildFailed, RedisUnavailable, RedisUnfit, PortTaken: the service cannot start, or a part of it does not stay;
+                nothing of it is left running.
         """
         try:
             with contextlib.suppress(Stopped):
@@ -93,6 +96,7 @@ class Service:
         environment = os.environ | {"PORT": str(self._port)}
         if self._redis is not None:
             self._redis.start()
+            self._kept_redis = KeptRedis(self._redis, self._view)
             environment["REDIS_URL"] = self._redis.url
             self._settings = self._settings.model_copy(update={"redis_url": self._redis.url})
         else:
@@ -128,15 +132,17 @@ class Service:
             self._pause()
 
     def _tend(self) -> None:
+        if self._kept_redis is not None:
+            self._kept_redis.tend()
         for child in self._children:
-            child.tend()
-        if self._redis is not None and not self._redis.running:
-            self._view.line("tgq: the embedded Redis ended; starting it again")
             try:
-                self._redis.start()
-            except RedisUnavailable as error:
-                self._view.line(f"tgq: {error}")
-                time.sleep(1.0)  # The next look tries again.
+                child.tend()
+            except ChildFailed as error:
+                if child.works and self._workers != [child] and child in self._workers:
+                    self._workers.remove(child)
+                    self._view.line(f"tgq: going on without {error}")
+                else:
+                    raise
 
     def _stop(self) -> int:
         """Stop in order, so that what still runs has what it needs: web nodes drain, workers finish, Redis goes last."""

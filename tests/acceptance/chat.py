@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from tests.acceptance.native import TIMEOUT
+from tests.event_streams import openai_data
 
 CHAT = "/v1/chat/completions"
 
@@ -32,9 +33,7 @@ def streamed(url: str, messages: Any, **fields: Any) -> list[dict[str, Any]]:
     """The choice in each chunk of a streamed answer."""
     response = post(url, messages, stream=True, **fields)
     assert response.status_code == 200, response.text
-    *frames, done, nothing = response.text.split("\n\n")
-    assert (done, nothing) == ("data: [DONE]", "")
-    return [json.loads(frame.removeprefix("data: "))["choices"][0] for frame in frames if frame != ":"]
+    return [json.loads(data)["choices"][0] for data in openai_data(response.text)]
 
 
 def refused(response: httpx.Response, param: str | None = None, said: str = "", code: str = "validation") -> str:

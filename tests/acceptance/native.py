@@ -15,6 +15,7 @@ import httpx
 
 from ops.local_service import LocalService, Part
 from tests.contract.tgi import check_answer
+from tests.event_streams import data_of
 
 GENERATING = ("/", "/generate", "/generate_stream")
 TIMEOUT = 60.0
@@ -50,16 +51,13 @@ def checked(response: httpx.Response) -> httpx.Response:
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """Events of a stream that is made of nothing but `data: ` frames and comments."""
+    """Events of a stream."""
     assert response.headers["content-type"] == "text/event-stream"
     return parse_events(response.text)
 
 
 def parse_events(text: str) -> list[dict[str, Any]]:
-    assert text.endswith("\n\n")
-    frames = [frame for frame in text.removesuffix("\n\n").split("\n\n") if frame != ":"]
-    assert all(frame.startswith("data: {") and "\n" not in frame for frame in frames), frames
-    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+    return [json.loads(data) for data in data_of(text)]
 
 
 def text_of(response: httpx.Response) -> str:

@@ -12,6 +12,7 @@ from common.protocols.openai_chat_request import ChatRequest
 from common.protocols.openai_completion_request import CompletionRequest
 from ops.local_service import LocalService
 from tests.acceptance.native import TIMEOUT, script
+from tests.event_streams import openai_data
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -51,9 +52,7 @@ def text_of(body: dict[str, Any]) -> str:
 def stream(url: str, prompt: str, **fields: Any) -> list[dict[str, Any]]:
     response = post(url, prompt, stream=True, **fields)
     assert response.status_code == 200, response.text
-    *frames, done, nothing = response.text.split("\n\n")
-    assert (done, nothing) == ("data: [DONE]", "")
-    return [json.loads(frame.removeprefix("data: ")) for frame in frames if frame != ":"]
+    return [json.loads(data) for data in openai_data(response.text)]
 
 
 def pieces(chunks: list[dict[str, Any]]) -> list[str]:

@@ -26,6 +26,7 @@ from tests.acceptance.native import (
     script,
     text_of,
 )
+from tests.event_streams import data_of
 from tests.sentence_pieces import write_sentence_piece_model
 
 
@@ -164,12 +165,11 @@ def test_a13_odd_shapes_of_stop(url: str, path: str) -> None:
 
 
 def test_a20_the_end_of_a_native_stream(url: str) -> None:
-    """Each event is one line after `data: ` and an empty line; the last event is the last byte: no `[DONE]`."""
+    """Each event is its id, one line after `data: ` and an empty line; the last event is the last byte: no `[DONE]`."""
     raw = post(f"{url}/generate_stream", script("one two")).content
     assert raw.endswith(b"}\n\n")
     assert b"DONE" not in raw
-    frames = raw.removesuffix(b"\n\n").split(b"\n\n")
-    assert all(frame.startswith(b'data: {"index":') and b"\n" not in frame for frame in frames)
+    assert all(data.startswith('{"index":') for data in data_of(raw.decode()))
 
 
 def test_a21_a_failure_is_not_an_end(url: str) -> None:

@@ -97,6 +97,28 @@ def test_e04_a_call_that_is_cut_says_so(url: str) -> None:
     assert chunks[-1]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("limit", [9, 30, 33, 39])
+def test_e04_the_beginning_of_a_call_is_not_content(url: str, limit: int) -> None:
+    """Cut by the limit in a call's opening, the first one's or the next one's."""
+    fields = asked(f"{CALL}\n{CALL}", max_tokens=limit)
+    found = choice(url, **fields)
+    assert found["finish_reason"] == "length"
+    assert not found["message"]["content"]
+    calls = found["message"].get("tool_calls") or []
+    assert [call["function"]["arguments"] for call in calls] == [ROME] * (limit > 9)
+    chunks = streamed(url, **fields)
+    assert not any(chunk["delta"].get("content") for chunk in chunks)
+    assert [call["function"] for call in calls_of(chunks)] == [call["function"] for call in calls]
+
+
+def test_e04_arguments_that_a_stop_string_cuts_are_no_call_to_make(url: str) -> None:
+    for stop, arguments, reason in (("Rome", '{"city": "', "stop"), ("</tool_call>", ROME, "tool_calls")):
+        found = choice(url, **asked(CALL, stop=[stop]))
+        assert (found["finish_reason"], found["stop_reason"]) == (reason, stop)
+        assert found["message"]["tool_calls"][0]["function"]["arguments"] == arguments
+        assert streamed(url, **asked(CALL, stop=[stop]))[-1]["finish_reason"] == reason
+
+
 def test_e07_several_calls(url: str) -> None:
     both = f"{CALL}\n{TIME}"
     for fields in (asked(both), asked(both, tool_choice="required"), asked(both, parallel_tool_calls=True)):

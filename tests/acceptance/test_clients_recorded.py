@@ -14,6 +14,7 @@ import pytest
 
 from ops.local_service import LocalService
 from tests.acceptance.native import TIMEOUT, parse_events, script
+from tests.event_streams import openai_data
 
 TEXT = "naïve 🤗 words"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -63,9 +64,7 @@ def post(url: str, path: str, body: dict[str, Any]) -> httpx.Response:
 
 def chunks(response: httpx.Response) -> list[dict[str, Any]]:
     """Of a stream that ends as OpenAI's do."""
-    done = "data: [DONE]\n\n"
-    assert response.text.endswith("\n\n" + done)
-    return parse_events(response.text.removesuffix(done))
+    return [json.loads(data) for data in openai_data(response.text)]
 
 
 @pytest.mark.parametrize(

@@ -111,3 +111,24 @@ async def test_while_an_answer_is_written(service: LocalService, client: httpx.A
     await leave(waiting)
     await until(lambda: seen.running() == 0 and seen.permits() == 0, SOON, "a free slot")
     await seen.until_idle()
+
+
+async def test_g12_time_that_is_over_ends_what_runs_and_what_waits(
+    service: LocalService, client: httpx.AsyncClient, seen: Observer
+) -> None:
+    """Behind full engines: one request in every slot for longer than its time, and one more that waits."""
+    count = SLOTS * len(service.workers)
+
+    async def ask(name: str, seconds: float) -> httpx.Response:
+        body = {"inputs": script(name, repeat=1000, step_ms=20), "parameters": {"max_new_tokens": 3000}}
+        return await client.post(f"{service.url}/generate", json=body, headers={"x-request-timeout": str(seconds)})
+
+    running = [asyncio.create_task(ask("runs ", 2.0)) for _ in range(count)]
+    await until(lambda: seen.running() == count, 5, "full engines")
+    waiting = await ask("waits ", 0.5)
+    assert seen.running() == count  # nobody made room for it
+    await until(lambda: seen.queued() == 0, SOON, "an empty queue")
+    for answer in (waiting, *await asyncio.gather(*running)):
+        assert answer.status_code == 504
+        assert answer.json() == {"error": "The request was not finished in time", "error_type": "timeout"}
+    await seen.until_idle(SOON)

@@ -12,6 +12,7 @@ import pytest
 from common.settings import DEFAULT_MODEL
 from ops.local_service import LocalService
 from tests.acceptance.clients import http_client
+from tests.event_streams import data_of
 
 PROMPT = "The capital of France is"
 PATH = f"/v2/models/{DEFAULT_MODEL}"
@@ -29,7 +30,7 @@ def asked(**parameters: Any) -> dict[str, Any]:
 
 async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> list[dict[str, Any]]:
     text = (await client.post(f"{PATH}/generate_stream", json=body)).text
-    return [json.loads(frame.removeprefix("data: ")) for frame in text.removesuffix("\n\n").split("\n\n")]
+    return [json.loads(data) for data in data_of(text)]
 
 
 async def test_k01_names_of_fields_and_of_the_model(client: httpx.AsyncClient) -> None:

@@ -38,7 +38,7 @@ def main(names: list[str]) -> int:
     settings = {"API_KEY": KEY}
     with (
         tempfile.TemporaryDirectory() as folder,
-        LocalService({"MODEL_ID": "scripted", **settings}) as scripted,
+        LocalService({"MODEL_ID": "scripted", "TGQ_KEEPALIVE_SECONDS": "0.05", **settings}) as scripted,
         LocalService({"TGQ_DEVICE": "cpu", **settings}) as real,
     ):
         model = str(default_model_folder(Settings()))

@@ -84,5 +84,5 @@ def _run(command: list[str], folder: Path | None = None) -> None:
     except subprocess.TimeoutExpired as error:
         raise NotInstallable(f"not done after {SECONDS} s") from error
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "ERR!" in line] or ["?"]
-        raise NotInstallable(lines[-1])
+        lines = [line for line in done.stderr.splitlines() if "error" in line.lower() and "from versions" not in line]
+        raise NotInstallable(" ".join(lines) or f"{command[0]} ended with {done.returncode}")

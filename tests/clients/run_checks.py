@@ -25,8 +25,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-SECONDS = 60
-"""For one call of a client."""
+PAUSE = 120
+"""Milliseconds: longer than the silence that the scripted service fills with a comment."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,10 @@ class Services:
     def said(self, text: str, **fields: Any) -> list[dict[str, Any]]:
         """The same as a conversation."""
         return [{"role": "user", "content": self.script(text, **fields)}]
+
+    def slow(self, text: str) -> str:
+        """A prompt whose stream has comments between its events, that every client must pass over."""
+        return self.script(text, first_ms=PAUSE, step_ms=PAUSE)
 
 
 def main(program: str, services: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import httpx
 
 from tests.contract.contracts import Operation
+from tests.event_streams import data_of
 
 Node = Literal["usual", "flat", "full", "alone"]
 """Of which service: as it comes; with TGI's errors on `/v1`; the same with all places taken; without a worker."""
@@ -110,9 +111,6 @@ def taken_apart(exchange: Exchange, response: httpx.Response) -> Answer:
 
 def events(text: str) -> tuple[list[Any], bool]:
     """The data of a stream's events, which are one line each, and whether `[DONE]` ended it."""
-    assert text.endswith("\n\n")
-    frames = [frame for frame in text.removesuffix("\n\n").split("\n\n") if not frame.startswith(":")]
-    assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames), frames
-    lines = [frame.removeprefix("data: ") for frame in frames]
+    lines = data_of(text)
     done = lines[-1:] == ["[DONE]"]
     return [json.loads(line) for line in (lines[:-1] if done else lines)], done

@@ -72,7 +72,15 @@ def test_nullable_fields_may_be_null_and_others_may_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["data: {}", "data: {}\n\ndata:{}\n\n", "event: x\ndata: {}\n\n", 'data: {\ndata: "a"}\n\n']
+    "text",
+    [
+        "id: 1\ndata: {}",
+        "data: {}\n\n",
+        "id: 1\ndata: {}\n\nid: 2\ndata:{}\n\n",
+        "id: 1\nevent: x\ndata: {}\n\n",
+        'id: 1\ndata: {\ndata: "a"}\n\n',
+        "id: 1\ndata: {}\n\nid: 3\ndata: {}\n\n",
+    ],
 )
 def test_frames_that_clients_stumble_over_are_found(text: str) -> None:
     with pytest.raises(AssertionError):
@@ -80,8 +88,8 @@ def test_frames_that_clients_stumble_over_are_found(text: str) -> None:
 
 
 def test_streams_are_taken_apart() -> None:
-    assert events(': wait\n\ndata: {"a": 1}\n\ndata: [DONE]\n\n') == ([{"a": 1}], True)
-    assert events(":\n\ndata: {}\n\n") == ([{}], False)
+    assert events(': wait\n\nid: 1\ndata: {"a": 1}\n\nid: 2\ndata: [DONE]\n\n') == ([{"a": 1}], True)
+    assert events(":\n\nid: 1\ndata: {}\n\n") == ([{}], False)
 
 
 def test_every_deviation_has_a_reason_and_a_place() -> None:

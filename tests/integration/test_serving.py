@@ -10,15 +10,19 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from common.settings import DEFAULT_MODEL, Settings
 from ops.columns import print_columns
+from ops.embedded_redis import EmbeddedRedis, RedisUnavailable
 from ops.ports import PortTaken, check_port, free_port
 from ops.serving import child as child_module
+from ops.serving import restarts
 from ops.serving.child import Child, ChildFailed
+from ops.serving.kept_redis import KeptRedis
 from ops.serving.output import open_output, read_lines
 from ops.serving.view import LineView
 from ops.serving.welcome import curl_line, local_address
@@ -54,7 +58,7 @@ def tend_until_it_fails(child: Child, seconds: float = 30.0) -> str:
 
 
 def test_a_child_that_never_starts_fails_with_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_module, "LONGEST_DELAY", 0.05)
+    monkeypatch.setattr(restarts, "LONGEST_DELAY", 0.05)
     view = RecordingView()
     child = child_running("import sys; print('no such model', file=sys.stderr); sys.exit(1)", view)
     child.start()
@@ -85,6 +89,52 @@ def test_a_child_that_has_worked_is_started_again_ever_later(monkeypatch: pytest
     child.kill()
     assert [line.rpartition(" in ")[2] for line in view.lines] == ["0 s", "2 s", "4 s"]
     assert "was ended by SIGKILL" in view.lines[0]
+
+
+def test_a_child_that_ends_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "LONGEST_DELAY", 0.01)
+    view = RecordingView()
+    child = child_running("import sys; print('out of luck', file=sys.stderr); sys.exit(7)", view)
+    child.works = True
+    child.start()
+    message = tend_until_it_fails(child)
+    assert message.startswith("worker ended with exit status 7 again and again:")
+    assert message.endswith("out of luck")
+    assert view.lines.count("out of luck") == restarts.QUICK_ENDS
+
+
+def test_ends_are_only_quick_in_a_row() -> None:
+    kept = restarts.Restarts()
+    quick = [kept.ended(1.0) for _ in range(restarts.QUICK_ENDS - 1)]
+    assert quick == [0.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert kept.ended(restarts.LASTING_SECONDS + 1) == 0.0
+    assert kept.ended(1.0) == 2.0
+    assert restarts.Restarts().ended(1.0, most=1) is None
+
+
+def test_a_redis_that_ends_comes_back_until_it_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "LONGEST_DELAY", 0.01)
+    view = RecordingView()
+    with EmbeddedRedis(tmp_path) as server:
+        kept = KeptRedis(server, view)
+        url = server.url
+
+        def tend_until(condition: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + 30
+            while not condition():
+                assert time.monotonic() < deadline
+                kept.tend()
+                time.sleep(0.005)
+
+        for number in range(1, restarts.QUICK_ENDS):
+            server.kill()
+            tend_until(lambda: server.running)
+            assert server.url == url
+            assert len(view.lines) == number
+        assert view.lines[0] == "tgq: the embedded Redis ended; starting it again in 0 s"
+        server.kill()
+        with pytest.raises(RedisUnavailable, match="the embedded Redis ended; given up after too many times in a row"):
+            tend_until(lambda: server.running)
 
 
 def test_kill_ends_what_the_child_started() -> None:

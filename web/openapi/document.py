@@ -68,7 +68,7 @@ def build_document(settings: Settings, routes: Mapping[str, type[Resource]]) -> 
             "summary": operation.summary,
             "responses": responses.of(path, operation, protected=protected),
         }
-        described["parameters"] = parameters("x-request-id", *(["idempotency-key"] if operation.idempotent else []))
+        described["parameters"] = parameters(*operation.request_headers)
         if operation.description:
             described["description"] = operation.description
         if operation.bodies:

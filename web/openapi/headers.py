@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from web.deadline import LONGEST_SECONDS
+
 _INTEGER = {"type": "integer", "minimum": 0}
 _MILLISECONDS = {"type": "integer", "minimum": 0, "description": "Milliseconds."}
 _TEXT = {"type": "string"}
@@ -48,6 +50,20 @@ REQUEST_HEADERS: dict[str, dict[str, Any]] = {
     "idempotency-key": header(
         "However often a call with the same key is repeated, it runs once. Of no effect on streams.",
         {"type": "string", "pattern": "^[!-~]{1,255}$"},
+    ),
+    "x-request-timeout": header(
+        "Seconds within which the request must be finished; then it ends with 504, or with an error event in a stream.",
+        {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_SECONDS},
+    ),
+    "x-tgq-resume": header(
+        "`true`: the stream runs on for a while when its connection is lost, and can be gone on with (`last-event-id`). "
+        "For streams of one prompt.",
+        {"type": "string", "enum": ["true", "false"]},
+    ),
+    "last-event-id": header(
+        "Go on behind this event of a resumable stream; sent with the same key, `x-request-id` and body, to any web node. "
+        "0 stands for its begin.",
+        {"type": "string", "pattern": "^[0-9]{1,12}$"},
     ),
 }
 """What callers may send, beside what HTTP itself has."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.errors import ServiceUnavailable, TemplateError, UnknownModel
+from common.errors import ServiceUnavailable, TemplateError, UnknownModel, UnknownRequest
 from common.protocols.openai_chat_answer import ChatCompletion
 from common.protocols.openai_chat_answer import Chunk as ChatChunk
 from common.protocols.openai_chat_request import ChatRequest
@@ -12,6 +12,7 @@ from common.protocols.openai_completion_answer import Completion
 from common.protocols.openai_completion_request import CompletionRequest
 from common.protocols.openai_models import Model, ModelList
 from web.openapi.operation import GENERATION_ERRORS, PROMPT_HEADERS, TIMING_HEADERS, Operation
+from web.resources.requests import CancelledRequest
 
 TAG = "OpenAI"
 
@@ -38,7 +39,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         headers=PROMPT_HEADERS,
         whole_headers=TIMING_HEADERS,
         idempotent=True,
-        errors=(*GENERATION_ERRORS, TemplateError, UnknownModel),
+        errors=(*GENERATION_ERRORS, TemplateError),
         example=CHAT_EXAMPLE,
     ),
     ("/v1/completions", "post"): Operation(
@@ -53,7 +54,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         headers=PROMPT_HEADERS,
         whole_headers=TIMING_HEADERS,
         idempotent=True,
-        errors=(*GENERATION_ERRORS, UnknownModel),
+        errors=GENERATION_ERRORS,
         example=_COMPLETION_EXAMPLE,
     ),
     ("/v1/models", "get"): Operation(
@@ -70,5 +71,17 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         description="The name may hold slashes.",
         answer=Model,
         errors=(UnknownModel, ServiceUnavailable),
+    ),
+    ("/v1/requests/{request_id}", "delete"): Operation(
+        id="cancel_request",
+        tag=TAG,
+        summary="Cancel a request by its id",
+        description=(
+            "The id is that in the `x-request-id` of its answer. Waiting or running, streamed or not, at any web node: a "
+            "whole answer becomes error 499, a stream ends with that error. Where several requests have the id, all are "
+            "cancelled; where none has it any more, it is 404."
+        ),
+        answer=CancelledRequest,
+        errors=(UnknownRequest, ServiceUnavailable),
     ),
 }

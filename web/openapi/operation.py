@@ -15,12 +15,17 @@ from common.errors import (
     InvalidRequest,
     KeyLimited,
     MalformedBody,
+    NotResumable,
     Overloaded,
     PayloadTooLarge,
+    RequestCancelled,
+    ResumeConflict,
     ServiceUnavailable,
+    StreamTakenOver,
     TgqError,
     TooLong,
     UnknownAdapter,
+    UnknownModel,
     UnsupportedMediaType,
 )
 from common.protocols.json_body import RequestModel
@@ -33,6 +38,7 @@ GENERATION_ERRORS: Errors = (
     *BODY_ERRORS,
     TooLong,
     UnknownAdapter,
+    UnknownModel,
     IdempotencyConflict,
     GenerationFailed,
     Overloaded,
@@ -40,8 +46,11 @@ GENERATION_ERRORS: Errors = (
     IncompleteGeneration,
     ServiceUnavailable,
     DeadlineExceeded,
+    RequestCancelled,
 )
 """Of every route that generates."""
+RESUME_ERRORS: Errors = (NotResumable, ResumeConflict, StreamTakenOver)
+"""Where the answer may be a stream."""
 
 PROMPT_HEADERS = ("x-compute-type", "x-compute-characters", "x-ignored-parameters")
 """Of every generation that succeeds."""
@@ -89,6 +98,8 @@ class Operation(Struct, frozen=True, kw_only=True):
     """Of a successful answer that is not a stream."""
     idempotent: bool = False
     """Whole answers take an `idempotency-key`."""
+    unready: bool = False
+    """The answer's status is 503 for as long as it means no."""
     errors: Errors = ()
     """Beside what every route may answer."""
     example: dict[str, Any] | None = None
@@ -105,6 +116,21 @@ class Operation(Struct, frozen=True, kw_only=True):
     @property
     def event_types(self) -> tuple[Any, ...]:
         return _several(self.events)
+
+    @property
+    def all_errors(self) -> Errors:
+        return self.errors + RESUME_ERRORS if self.event_types else self.errors
+
+    @property
+    def request_headers(self) -> list[str]:
+        names = ["x-request-id"]
+        if self.idempotent:
+            names.append("idempotency-key")
+        if DeadlineExceeded in self.errors:
+            names.append("x-request-timeout")
+        if self.event_types:
+            names += ["x-tgq-resume", "last-event-id"]
+        return names
 
 
 def _several(kinds: Any) -> tuple[Any, ...]:

@@ -38,13 +38,17 @@ class Responses:
 
     def of(self, path: str, operation: Operation, *, protected: bool) -> dict[str, Any]:
         """By status."""
-        errors: set[type[TgqError]] = {TgqError, *operation.errors, *([Unauthorized] if protected else [])}
+        errors: set[type[TgqError]] = {TgqError, *operation.all_errors, *([Unauthorized] if protected else [])}
         by_status: dict[int, list[type[TgqError]]] = {}
         for error in sorted(errors, key=lambda error: (error.status, error.__name__)):
             by_status.setdefault(error.status, []).append(error)
         schema = self._schemas.of(error_struct(path, self._settings))
         told = {str(status): self._error(status, kinds, schema, operation) for status, kinds in by_status.items()}
-        return {"200": self._success(operation, protected=protected), **told}
+        success = self._success(operation, protected=protected)
+        if operation.unready:
+            headers = references("x-request-id", "retry-after")
+            told[str(HTTPStatus.SERVICE_UNAVAILABLE.value)] = success | {"description": "Not yet.", "headers": headers}
+        return {"200": success, **told}
 
     def _success(self, operation: Operation, *, protected: bool) -> dict[str, Any]:
         limits = LIMIT_HEADERS if protected and operation.headers else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from common.errors import ServiceUnavailable, Unhealthy
+from web.health import Startup
 from web.info import Info
 from web.openapi.operation import Operation
 
@@ -28,6 +29,16 @@ def _document(name: str) -> Operation:
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("/", "get"): _health("root_health", "Whether requests are served"),
     ("/health", "get"): _health("health", "Whether requests are served"),
+    ("/health/live", "get"): Operation(
+        id="live",
+        tag=TAG,
+        summary="Whether this process answers",
+        description="200 without a body; models, workers and Redis have no part in it.",
+    ),
+    ("/health/ready", "get"): _health("ready", "Whether requests are served, and what is missing if not"),
+    ("/health/startup", "get"): Operation(
+        id="startup", tag=TAG, summary="How far the workers are with loading the model", answer=Startup, unready=True
+    ),
     ("/ping", "get"): _health("ping", "Whether requests are served, as SageMaker asks"),
     ("/info", "get"): Operation(
         id="info",

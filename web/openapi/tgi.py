@@ -75,7 +75,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         description="With their places in it, as byte offsets. Generates nothing and takes no place in the queue.",
         body=TokenizeRequest,
         answer=list[SimpleToken],
-        errors=BODY_ERRORS,
+        errors=(*BODY_ERRORS, UnknownModel),
         example={"inputs": "What is a queue?"},
     ),
     ("/chat_tokenize", "post"): Operation(
@@ -99,7 +99,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         headers=PROMPT_HEADERS,
         whole_headers=TIMING_HEADERS,
         idempotent=True,
-        errors=(*GENERATION_ERRORS, TemplateError, UnknownModel),
+        errors=(*GENERATION_ERRORS, TemplateError),
         example=_EXAMPLE,
     ),
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 
+import msgspec
 from falcon.asgi import Request, Response
 
 from common.protocols import openai_chat_rules as rules
@@ -13,6 +13,7 @@ from common.protocols.openai_chat_answer import ChatFold
 from common.protocols.openai_chat_request import ChatRequest
 from common.settings import Settings
 from common.validation import Ask, ValidRequest
+from web.kept_stream import Origin
 from web.models import Chosen
 from web.resources.generation import GenerationResource
 from web.resources.openai import DONE, answer_head
@@ -21,7 +22,6 @@ from web.resources.openai import DONE, answer_head
 class ChatCall:
     """See `web.resources.generation.Call`."""
 
-    first = b""
     last = DONE
 
     def __init__(self, body: ChatRequest, chosen: Chosen, settings: Settings, head: Head) -> None:
@@ -45,10 +45,10 @@ class ChatCall:
         # Long histories, tools and templates take their time.
         return [await self.model.validator.in_thread(self._ask)]
 
-    def fold(self, requests: Sequence[ValidRequest]) -> ChatFold:
+    def fold(self, requests: Sequence[ValidRequest], origin: Origin) -> ChatFold:
         template = self.model.chat_template
-        key = secrets.token_hex(12)
-        return ChatFold(rules.answer(self._body, self._conversation, requests[0], template, self._head, key))
+        head = msgspec.structs.replace(self._head, created=origin.created)
+        return ChatFold(rules.answer(self._body, self._conversation, requests[0], template, head, origin.key))
 
     def _ask(self) -> Ask:
         conversation = self._conversation = rules.read_conversation(self._body)
@@ -61,6 +61,6 @@ class ChatCall:
 class ChatCompletions(GenerationResource):
     async def on_post(self, request: Request, response: Response) -> None:
         body = await self.parsed(request, ChatRequest)
-        chosen = await self.services.models.find(body.model)
+        chosen = await self.services.models.find(body.model, request.context.key)
         head = answer_head(request, "chatcmpl", chosen)
         await self.respond(request, response, ChatCall(body, chosen, self.services.settings, head))

@@ -18,7 +18,7 @@ class ChatTokenize(Resource):
 
     async def on_post(self, request: Request, response: Response) -> None:
         body = await self.parsed(request, ChatRequest)
-        model = (await self.services.models.find(body.model)).model
+        model = (await self.services.models.find(body.model, request.context.key)).model
 
         def render() -> str:
             return rules.prompt(body, rules.read_conversation(body), model.chat_template)

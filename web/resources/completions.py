@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from falcon.asgi import Request, Response
 
 from common.protocols import openai_completion_rules as rules
@@ -13,6 +14,7 @@ from common.protocols.openai_completion_request import CompletionRequest
 from common.protocols.prompt_text import PromptText
 from common.settings import Settings
 from common.validation import Ask, ValidRequest
+from web.kept_stream import Origin
 from web.models import Chosen
 from web.resources.generation import GenerationResource
 from web.resources.openai import DONE, answer_head
@@ -21,7 +23,6 @@ from web.resources.openai import DONE, answer_head
 class CompletionCall:
     """See `web.resources.generation.Call`."""
 
-    first = b""
     last = DONE
 
     def __init__(self, body: CompletionRequest, chosen: Chosen, settings: Settings, head: Head) -> None:
@@ -47,13 +48,14 @@ class CompletionCall:
             self._echoed = await self.model.validator.in_thread(lambda: rules.echoed(self._body, tokenizer))
         return rules.asks(self._body, self._echoed, tokenizer, self._settings, self._adapter)
 
-    def fold(self, requests: Sequence[ValidRequest]) -> CompletionFold:
-        return CompletionFold(rules.answer(self._body, self._echoed, requests, self._head))
+    def fold(self, requests: Sequence[ValidRequest], origin: Origin) -> CompletionFold:
+        head = msgspec.structs.replace(self._head, created=origin.created)
+        return CompletionFold(rules.answer(self._body, self._echoed, requests, head))
 
 
 class Completions(GenerationResource):
     async def on_post(self, request: Request, response: Response) -> None:
         body = await self.parsed(request, CompletionRequest)
-        chosen = await self.services.models.find(body.model)
+        chosen = await self.services.models.find(body.model, request.context.key)
         head = answer_head(request, "cmpl", chosen)
         await self.respond(request, response, CompletionCall(body, chosen, self.services.settings, head))

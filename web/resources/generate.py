@@ -11,6 +11,7 @@ from common.protocols.tgi_answer import AnswerFold
 from common.protocols.tgi_request import CompatGenerateRequest, GenerateRequest
 from common.settings import Settings
 from common.validation import Ask, ValidRequest
+from web.kept_stream import Origin
 from web.models import ServedModel
 from web.resources.generation import GenerationResource
 
@@ -18,7 +19,7 @@ from web.resources.generation import GenerationResource
 class GenerateCall:
     """See `web.resources.generation.Call`."""
 
-    first = last = b""
+    last = b""
 
     def __init__(
         self, body: GenerateRequest, model: ServedModel, settings: Settings, *, stream: bool, in_array: bool = False
@@ -40,7 +41,7 @@ class GenerateCall:
     async def asks(self) -> Sequence[Ask]:
         return [tgi_rules.ask(self._body, self._settings, self.model.limits)]
 
-    def fold(self, requests: Sequence[ValidRequest]) -> AnswerFold:
+    def fold(self, requests: Sequence[ValidRequest], origin: Origin) -> AnswerFold:
         return AnswerFold(tgi_rules.answer(self._body, requests[0]), in_array=self._in_array)
 
 

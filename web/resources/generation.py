@@ -7,6 +7,7 @@ from typing import Protocol
 
 from falcon.asgi import Request, Response
 
+from common.errors import InvalidRequest
 from common.protocols.json_body import Model
 from common.validation import Ask, ValidRequest
 from common.wire import WIRE_VERSION, KeptAnswer, Tokens
@@ -14,8 +15,10 @@ from web import sse
 from web.dialects import error_form
 from web.generation import Generation, begin_record, open_generation
 from web.idempotency import HEADER, idempotency_key
+from web.kept_stream import Origin, Resumable
 from web.models import ServedModel
 from web.resources.resource import Resource, write_json
+from web.resume import LAST_EVENT, RESUME
 from web.timing_headers import answer_headers, prompt_headers
 
 
@@ -44,10 +47,8 @@ class Call(Protocol):
     """Of the prompts as they were sent."""
     ignored: list[str]
     """Paths of the keys that had no effect."""
-    first: bytes
-    """What a stream begins with, before any token: SSE bytes."""
     last: bytes
-    """What a stream ends with after its last token: SSE bytes."""
+    """The data of an event that a stream ends with, after its last token; none if empty."""
 
     async def asks(self) -> Sequence[Ask]:
         """What is asked for, one for each prompt.
@@ -56,8 +57,8 @@ class Call(Protocol):
             InvalidRequest: a value breaks a rule.
         """
 
-    def fold(self, requests: Sequence[ValidRequest]) -> Fold:
-        """Makes the answer to the requests that `asks` became."""
+    def fold(self, requests: Sequence[ValidRequest], origin: Origin) -> Fold:
+        """Makes the answer to the requests that `asks` became; the same again from the same origin and tokens."""
 
 
 class GenerationResource(Resource):
@@ -76,22 +77,27 @@ class GenerationResource(Resource):
         if call.stream:
             await self._stream(request, response, call)
             return
+        for header in (RESUME, LAST_EVENT):
+            if request.get_header(header) is not None:
+                raise InvalidRequest(f"`{header}` is for streams only")
         key = idempotency_key(request)
         if key is None:
             answer = await self._whole(request, call)
         else:
-            answer = await self.services.idempotency.once(request, key, lambda: self._whole(request, call))
+            async with request.context.deadline.bounding():  # it may be another call's answer that is waited for
+                answer = await self.services.idempotency.once(request, key, lambda: self._whole(request, call))
         response.set_headers(answer.headers)
         write_json(response, answer.body)
 
-    async def _open(self, request: Request, call: Call) -> Generation:
-        return await open_generation(
-            self.services, request, call.model, call.asks, sequences=call.sequences, stream=call.stream
-        )
+    async def _open(self, request: Request, call: Call, plan: Resumable | None = None) -> Generation:
+        async with request.context.deadline.bounding():
+            return await open_generation(
+                self.services, request, call.model, call.asks, sequences=call.sequences, stream=call.stream, plan=plan
+            )
 
     async def _whole(self, request: Request, call: Call) -> KeptAnswer:
         generation = await self._open(request, call)
-        fold = call.fold(generation.requests)
+        fold = call.fold(generation.requests, generation.origin)
         body = fold.body(await generation.all())
         headers = await self._prompt_headers(call, call.ignored)
         headers |= answer_headers(generation.record, fold.generated_tokens)
@@ -99,13 +105,15 @@ class GenerationResource(Resource):
 
     async def _stream(self, request: Request, response: Response, call: Call) -> None:
         ignored = [*call.ignored, HEADER] if request.get_header(HEADER) is not None else call.ignored
-        generation = await self._open(request, call)
-        fold = call.fold(generation.requests)
+        plan = await self.services.resumption.plan(request)
+        generation = await self._open(request, call, plan)
+        fold = call.fold(generation.requests, generation.origin)
+        generation.replay(fold.stream_events, last=call.last)
         await generation.begun()
         response.set_headers({**await self._prompt_headers(call, ignored), **sse.HEADERS})
         response.content_type = sse.CONTENT_TYPE
         response.stream = generation.chunks(
-            fold.stream_events, error_form(request.path, self.services.settings), first=call.first, last=call.last
+            fold.stream_events, error_form(request.path, self.services.settings), last=call.last
         )
 
     async def _prompt_headers(self, call: Call, ignored: list[str]) -> dict[str, str]:

@@ -26,10 +26,10 @@ class Invocations(GenerationResource):
         call: Call
         match body:
             case ChatRequest():
-                chosen = await models.find(body.model)
+                chosen = await models.find(body.model, request.context.key)
                 call = ChatCall(body, chosen, settings, answer_head(request, "chatcmpl", chosen))
             case CompletionRequest():
-                chosen = await models.find(body.model)
+                chosen = await models.find(body.model, request.context.key)
                 call = CompletionCall(body, chosen, settings, answer_head(request, "cmpl", chosen))
             case _:
                 call = GenerateCall(body, models.default, settings, stream=body.stream, in_array=not body.stream)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from falcon.asgi import Request, Response
 
-from common.api_keys import ApiKey
 from common.errors import UnknownModel
 from common.protocols.openai_models import Model, model, model_body, model_list
+from web.models import DEFAULT_NAMES
 from web.resources.resource import Resource, write_json
 
 
 class _Listing(Resource):
     async def all(self, request: Request) -> list[Model]:
         """Those that the caller's key is for."""
-        key: ApiKey | None = request.context.key
-        listed = await self.services.models.listed()
-        return [model(one.name, one.parent) for one in listed if key is None or key.may_use(one.parent or one.name)]
+        listed = await self.services.models.listed(request.context.key)
+        return [model(one.name, one.parent) for one in listed]
 
 
 class Models(_Listing):
@@ -29,8 +28,10 @@ class OneModel(_Listing):
     """Of a name that may hold slashes."""
 
     async def on_get(self, request: Request, response: Response, name: str) -> None:
-        for one in await self.all(request):
-            if one.id == name:
+        everything = await self.all(request)
+        wanted = self.services.models.default.id if name in DEFAULT_NAMES else name
+        for one in everything:
+            if one.id == wanted:
                 write_json(response, model_body(one))
                 return
         raise UnknownModel(name)

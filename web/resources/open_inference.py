@@ -21,6 +21,7 @@ from common.protocols.open_inference_answer import OpenInferenceFold
 from common.protocols.open_inference_request import GenerateRequest
 from common.settings import Settings
 from common.validation import Ask, ValidRequest
+from web.kept_stream import Origin
 from web.models import Chosen
 from web.resources.generation import GenerationResource
 from web.resources.resource import Resource, write_json
@@ -30,7 +31,7 @@ from web.services import Services
 class OpenInferenceCall:
     """See `web.resources.generation.Call`."""
 
-    first = last = b""
+    last = b""
 
     def __init__(
         self, body: GenerateRequest, chosen: Chosen, version: str, settings: Settings, *, stream: bool
@@ -56,7 +57,7 @@ class OpenInferenceCall:
         asked = rules.ask(self._body, self._settings, self.model.limits)
         return [msgspec.structs.replace(asked, adapter=self._adapter)]
 
-    def fold(self, requests: Sequence[ValidRequest]) -> OpenInferenceFold:
+    def fold(self, requests: Sequence[ValidRequest], origin: Origin) -> OpenInferenceFold:
         answer = rules.answer(self._body, requests[0])
         return OpenInferenceFold(answer, details=self._body.parameters.details, **self._names)
 
@@ -66,7 +67,7 @@ class OpenInferenceGenerate(GenerationResource):
 
     async def on_post(self, request: Request, response: Response, model: str, version: str | None = None) -> None:
         body = await self.parsed(request, GenerateRequest)
-        chosen = await chosen_model(self.services, model, version)
+        chosen = await chosen_model(self.services, request, model, version)
         call = OpenInferenceCall(
             body, chosen, version or chosen.model.versions[0], self.services.settings, stream=self.stream
         )
@@ -109,7 +110,7 @@ class ModelList(Resource):
     """`/v2/models`: names of the default model, of all that live workers serve, and of their adapters."""
 
     async def on_get(self, request: Request, response: Response) -> None:
-        names = [listed.name for listed in await self.services.models.listed()]
+        names = [listed.name for listed in await self.services.models.listed(request.context.key)]
         write_json(response, answers.encode(answers.ModelList(names)))
 
     on_head = on_get
@@ -117,7 +118,7 @@ class ModelList(Resource):
 
 class ModelMetadata(Resource):
     async def on_get(self, request: Request, response: Response, model: str, version: str | None = None) -> None:
-        chosen = await chosen_model(self.services, model, version)
+        chosen = await chosen_model(self.services, request, model, version)
         name = chosen.adapter or chosen.model.id
         write_json(response, answers.encode(answers.model_metadata(name, chosen.model.versions)))
 
@@ -128,21 +129,21 @@ class ModelReady(Resource):
     """200 when a live worker has the model loaded, else 503."""
 
     async def on_get(self, request: Request, response: Response, model: str, version: str | None = None) -> None:
-        chosen = await chosen_model(self.services, model, version)
+        chosen = await chosen_model(self.services, request, model, version)
         await self.services.health.check(chosen.model.id)
         write_json(response, answers.encode(answers.ModelReady(chosen.adapter or chosen.model.id, True)))
 
     on_head = on_get
 
 
-async def chosen_model(services: Services, name: str, version: str | None) -> Chosen:
+async def chosen_model(services: Services, request: Request, name: str, version: str | None) -> Chosen:
     """The model a path names.
 
     Raises:
-        UnknownModel, UnknownModelVersion: nobody serves it.
+        UnknownModel, UnknownModelVersion: nobody serves it, or not to this caller.
         ServiceUnavailable: its tokenizer is not to be had here.
     """
-    chosen = await services.models.find(name)
+    chosen = await services.models.find(name, request.context.key)
     known = chosen.model.versions
     if version is not None and version not in known:
         raise UnknownModelVersion(name, version, known)

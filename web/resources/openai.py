@@ -10,8 +10,8 @@ from common.protocols.openai_answer import Head
 from web.info import TGI_VERSION
 from web.models import Chosen
 
-DONE = b"data: [DONE]\n\n"
-"""The end of a stream; clients compare the whole line."""
+DONE = b"[DONE]"
+"""The data of the last event of a stream."""
 
 
 def answer_head(request: Request, prefix: str, chosen: Chosen) -> Head:

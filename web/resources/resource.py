@@ -11,6 +11,7 @@ from common.protocols.json_body import Model, parse_body
 from web.body import read_json_body
 from web.disconnect import RequestLifetime
 from web.idempotency import HEADER, fingerprint
+from web.resume import LAST_EVENT, RESUME
 from web.services import Services
 
 _PARSED_AT_ONCE = 65_536
@@ -32,7 +33,7 @@ class Resource:
         body = await read_json_body(request, self.services.settings.payload_limit)
         # From here on a client that leaves ends its request; before, reading its body tells.
         RequestLifetime.of(request.scope).watch()
-        if request.get_header(HEADER) is not None:
+        if any(request.get_header(header) is not None for header in (HEADER, RESUME, LAST_EVENT)):
             request.context.fingerprint = fingerprint(request, body)
         return body
 

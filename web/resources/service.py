@@ -1,8 +1,9 @@
-"""How the service is: `/health`, `/ping`, `/info`, `/metrics`."""
+"""What the service is and does: `/info`, `/metrics`."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import get_args
@@ -10,21 +11,13 @@ from typing import get_args
 from falcon.asgi import Request, Response
 from redis.exceptions import RedisError
 
+from common.celery_message import submitted_at
 from common.engine_metrics import current_families, total_families
 from common.metrics import exposition
 from common.protocols.tgi_answer import encode
 from common.wire import JobClass, WorkerRecord
 from web.info import service_info
 from web.resources.resource import Resource, write_json
-
-
-class Health(Resource):
-    """200 with an empty body when a request sent now would be served, else 503."""
-
-    async def on_get(self, request: Request, response: Response) -> None:
-        await self.services.health.check()
-
-    on_head = on_get
 
 
 class Info(Resource):
@@ -40,28 +33,38 @@ class Metrics(Resource):
 
     async def on_get(self, request: Request, response: Response) -> None:
         self.services.metrics.tasks.set(len(asyncio.all_tasks()))
-        records, queued = await self._engines()
+        records, queued, ages = await self._engines()
         response.content_type = "text/plain; version=0.0.4; charset=utf-8"
         # In a thread: all processes' files are read.
-        response.data = await asyncio.to_thread(self._render, records, queued)
+        response.data = await asyncio.to_thread(self._render, records, queued, ages)
 
     on_head = on_get
 
-    async def _engines(self) -> tuple[list[WorkerRecord] | None, Counter[str]]:
-        """Live workers of all models, and how many jobs of each model wait for one."""
-        services, queued = self.services, Counter[str]()
+    async def _engines(self) -> tuple[list[WorkerRecord] | None, Counter[str], dict[str, float]]:
+        """Live workers of all models, how many jobs of each model wait for one, and how long the next one has."""
+        services, queued, ages = self.services, Counter[str](), dict[str, float]()
         try:
             records = await services.workers.all_records()
             for model in await services.models.queued():
+                ages[model] = 0.0
                 for job_class in get_args(JobClass):
-                    queued[model] += await services.redis.llen(services.keys.queue(model, job_class))
+                    queue = services.keys.queue(model, job_class)
+                    queued[model] += await services.redis.llen(queue)
+                    ages[model] = max(ages[model], await self._age(queue))
         except RedisError:
-            return None, queued  # nothing is known, which is not the same as nothing running
-        return records, queued
+            return None, queued, ages  # nothing is known, which is not the same as nothing running
+        return records, queued, ages
 
-    def _render(self, records: list[WorkerRecord] | None, queued: Mapping[str, int]) -> bytes:
+    async def _age(self, queue: str) -> float:
+        message = await self.services.redis.lindex(queue, -1)
+        submitted = submitted_at(message) if message is not None else None
+        return max(time.time() - submitted, 0.0) if submitted is not None else 0.0
+
+    def _render(
+        self, records: list[WorkerRecord] | None, queued: Mapping[str, int], ages: Mapping[str, float]
+    ) -> bytes:
         families = self.services.metrics.families()
         families += total_families(self.services.engine_totals.update(records or []))
         if records is not None:
-            families += current_families(records, queued)
+            families += current_families(records, queued, ages)
         return exposition(families)

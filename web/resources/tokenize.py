@@ -22,7 +22,7 @@ class Tokenize(Resource):
 
     async def on_post(self, request: Request, response: Response) -> None:
         body = await self.parsed(request, TokenizeRequest)
-        validator = self.services.models.default.validator
+        validator = (await self.services.models.find(None, request.context.key)).model.validator
         send(response, await tokens_in_json(validator, body.inputs, special_tokens=body.add_special_tokens))
 
 

@@ -46,7 +46,7 @@ def check_text_generation(services: Services) -> None:
 
 def check_text_generation_stream(services: Services) -> None:
     client = of(services.scripted, services)
-    prompt = services.script(TEXT)
+    prompt = services.slow(TEXT)
     assert "".join(client.text_generation(prompt, stream=True)) == TEXT + END
     events = list(client.text_generation(prompt, stream=True, details=True))
     assert events[-1].generated_text == TEXT
@@ -61,7 +61,7 @@ def check_text_generation_grammar(services: Services) -> None:
 
 
 def check_chat_completion(services: Services) -> None:
-    messages: Any = services.said(TEXT)
+    messages: Any = [{"role": "user", "content": services.slow(TEXT)}]
     client = of(services.scripted, services)
     answer = client.chat_completion(messages, logprobs=True, top_logprobs=2)
     assert answer.choices[0].message.content == TEXT

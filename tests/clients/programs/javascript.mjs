@@ -16,6 +16,8 @@ const PARAMETERS = { type: "object", properties: { city: { type: "string" } }, r
 const TOOL = { type: "function", function: { name: "get_weather", description: "Now", parameters: PARAMETERS } };
 
 const script = (text, fields = {}) => `<<script ${JSON.stringify({ text, ...fields })}>>`;
+// Its stream has comments between its events; see `Services.slow`.
+const slow = (text) => script(text, { first_ms: 120, step_ms: 120 });
 const said = (text, fields) => [{ role: "user", content: script(text, fields) }];
 
 const openai = new OpenAI({ baseURL: `${services.scripted}/v1`, apiKey: services.key, maxRetries: 0 });
@@ -40,7 +42,7 @@ const checks = {
     assert.equal(answer.choices[0].message.content, TEXT);
   },
   async "openai chat stream"() {
-    const stream = await openai.chat.completions.create({ model: "tgi", messages: said(TEXT), stream: true });
+    const stream = await openai.chat.completions.create({ model: "tgi", messages: [{ role: "user", content: slow(TEXT) }], stream: true });
     assert.equal(await gathered(stream, (chunk) => chunk.choices[0].delta.content), TEXT);
   },
   async "openai tools"() {
@@ -65,13 +67,13 @@ const checks = {
   },
   async "huggingface textGenerationStream"() {
     // It goes to /v1/completions and hands that route's chunks on, whatever its types say.
-    const stream = hub.textGenerationStream({ inputs: script(TEXT), parameters: { max_new_tokens: 50 } });
+    const stream = hub.textGenerationStream({ inputs: slow(TEXT), parameters: { max_new_tokens: 50 } });
     assert.equal(await gathered(stream, (chunk) => chunk.choices[0]?.text), TEXT);
   },
   async "huggingface chatCompletion"() {
     const answer = await hub.chatCompletion({ messages: said(TEXT) });
     assert.equal(answer.choices[0].message.content, TEXT);
-    const stream = hub.chatCompletionStream({ messages: said(TEXT) });
+    const stream = hub.chatCompletionStream({ messages: [{ role: "user", content: slow(TEXT) }] });
     assert.equal(await gathered(stream, (chunk) => chunk.choices[0]?.delta.content), TEXT);
   },
   async "ai generateText"() {
@@ -80,7 +82,7 @@ const checks = {
     assert.equal(answer.finishReason, "stop");
   },
   async "ai streamText"() {
-    const answer = streamText({ model: compatible("tgi"), prompt: script(TEXT), maxRetries: 0 });
+    const answer = streamText({ model: compatible("tgi"), prompt: slow(TEXT), maxRetries: 0 });
     assert.equal(await gathered(answer.textStream, (piece) => piece), TEXT);
     assert.ok((await answer.usage).outputTokens > 0);
   },

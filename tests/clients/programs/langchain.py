@@ -57,7 +57,7 @@ def check_ChatOpenAI(services: Services) -> None:  # noqa: N802 - the class is t
 
 
 def check_ChatOpenAI_stream(services: Services) -> None:  # noqa: N802
-    chunks = list(chat(services.scripted, services, stream_usage=True).stream(services.said(TEXT)))
+    chunks = list(chat(services.scripted, services, stream_usage=True).stream(services.slow(TEXT)))
     assert "".join(chunk.text for chunk in chunks) == TEXT
     assert sum(chunk.usage_metadata["output_tokens"] for chunk in chunks if chunk.usage_metadata) > 0
 
@@ -115,7 +115,7 @@ def check_OpenAI_completions(services: Services) -> None:  # noqa: N802
 def check_HuggingFaceEndpoint(services: Services) -> None:  # noqa: N802
     model = endpoint(services, max_new_tokens=50)
     assert model.invoke(services.script(TEXT)) == TEXT
-    assert "".join(model.stream(services.script(TEXT))) == TEXT + END
+    assert "".join(model.stream(services.slow(TEXT))) == TEXT + END
     stopped = endpoint(services, max_new_tokens=50, stop_sequences=[" three"])
     # The client takes the stop string off the end itself.
     assert stopped.invoke(services.script("one two three four")) == "one two"
@@ -134,7 +134,7 @@ def hugging_face_chat(services: Services) -> Any:
 def check_ChatHuggingFace(services: Services) -> None:  # noqa: N802
     model = hugging_face_chat(services)
     assert model.invoke([HumanMessage(services.script(TEXT))]).content == TEXT
-    assert "".join(chunk.text for chunk in model.stream([HumanMessage(services.script(TEXT))])) == TEXT
+    assert "".join(chunk.text for chunk in model.stream([HumanMessage(services.slow(TEXT))])) == TEXT
 
 
 def check_ChatHuggingFace_bind_tools(services: Services) -> None:  # noqa: N802

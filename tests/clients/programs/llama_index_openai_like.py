@@ -51,14 +51,15 @@ def check_chat(services: Services) -> None:
 
 
 def check_chat_stream(services: Services) -> None:
-    pieces = list(of(services, services.scripted).stream_chat(said(services, TEXT)))
+    messages = [ChatMessage(role="user", content=services.slow(TEXT))]
+    pieces = list(of(services, services.scripted).stream_chat(messages))
     assert "".join(piece.delta or "" for piece in pieces) == TEXT
 
 
 def check_completions(services: Services) -> None:
     model = of(services, services.scripted, is_chat_model=False)
     assert model.complete(services.script(TEXT)).text == TEXT
-    assert "".join(piece.delta or "" for piece in model.stream_complete(services.script(TEXT))) == TEXT
+    assert "".join(piece.delta or "" for piece in model.stream_complete(services.slow(TEXT))) == TEXT
 
 
 def check_chat_with_tools(services: Services) -> None:

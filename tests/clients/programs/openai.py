@@ -40,7 +40,7 @@ def check_chat(services: Services) -> None:
 
 
 def check_chat_stream(services: Services) -> None:
-    messages: Any = services.said(TEXT)
+    messages: Any = [{"role": "user", "content": services.slow(TEXT)}]
     client = of(services.scripted, services)
     options: Any = {"include_usage": True}
     chunks = list(client.chat.completions.create(model="tgi", messages=messages, stream=True, stream_options=options))

@@ -31,7 +31,7 @@ def check_generate(services: Services) -> None:
 
 def check_generate_stream(services: Services) -> None:
     client = Client(services.scripted, **options(services))
-    events = list(client.generate_stream(services.script(TEXT), max_new_tokens=50))
+    events = list(client.generate_stream(services.slow(TEXT), max_new_tokens=50))
     assert "".join(event.token.text for event in events if not event.token.special) == TEXT
     assert events[-1].generated_text == TEXT
 

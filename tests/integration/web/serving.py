@@ -20,6 +20,7 @@ from common.settings import Settings
 from common.wire import Failed, Finish, Job, ModelCard, Token, Tokens
 from ops.ports import free_port
 from tests.byte_model import CONTEXT, EOS, write_byte_model
+from tests.event_streams import data_of
 from tests.integration.client.fake_worker import Behaviour, FakeWorker, settings_for
 
 
@@ -147,15 +148,8 @@ def failing_after(count: int) -> Behaviour:
 
 
 def events(text: str) -> list[dict[str, Any]]:
-    """The events of a stream, which must be made of `data: ` frames and comments only."""
-    assert text.endswith("\n\n")
-    found = []
-    for frame in text.removesuffix("\n\n").split("\n\n"):
-        if frame != ":":
-            assert frame.startswith("data: {")
-            assert "\n" not in frame
-            found.append(json.loads(frame.removeprefix("data: ")))
-    return found
+    """The events of a stream."""
+    return [json.loads(data) for data in data_of(text)]
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:

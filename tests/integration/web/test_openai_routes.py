@@ -12,6 +12,7 @@ import pytest
 from common.wire import Finish, Job, PrefillToken, Token, Tokens
 from ops.embedded_redis import EmbeddedRedis
 from tests.byte_model import write_byte_model
+from tests.event_streams import data_of, openai_data
 from tests.integration.client.fake_worker import FakeWorker
 from tests.integration.web.serving import WebNode, eventually, failing_after, saying, web_node, worker
 
@@ -39,10 +40,7 @@ async def client(node: WebNode, redis_url: str) -> AsyncIterator[httpx.AsyncClie
 
 def chunks(text: str) -> list[dict[str, Any]]:
     """Of a stream that ends as it should."""
-    *frames, done, nothing = text.split("\n\n")
-    assert (done, nothing) == ("data: [DONE]", "")
-    assert all(frame.startswith("data: {") and "\n" not in frame for frame in frames)
-    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+    return [json.loads(data) for data in openai_data(text)]
 
 
 def letter(token_id: int) -> str:
@@ -116,8 +114,7 @@ async def test_an_error_ends_a_stream_without_a_done(
     async with worker(redis_url, failing_after(2)):
         response = await client.post(path, json={**body, "stream": True})
     assert response.status_code == 200
-    frames = response.text.removesuffix("\n\n").split("\n\n")
-    error = json.loads(frames[-1].removeprefix("data: "))["error"]
+    error = json.loads(data_of(response.text)[-1])["error"]
     assert "broken on purpose" in error["message"]
     assert error["code"] == "generation"
     assert "[DONE]" not in response.text

@@ -15,7 +15,7 @@ async def test_cancels_that_wait_for_redis_are_bounded(
     monkeypatch.setattr(control, "CANCELS_KEPT", 3)
     sender = ControlSender(async_redis(Settings.of(redis_url="redis://127.0.0.1:1/0")), Keys())
     for number in range(5):
-        sender.cancel(f"request-{number}", "queue", b"secret prompt")
+        sender.cancel(f"request-{number}", "queue", b"secret prompt", 1)
     assert sender.pending == 3
     assert len(caplog.records) == 2
     assert "secret" not in caplog.text
@@ -23,8 +23,8 @@ async def test_cancels_that_wait_for_redis_are_bounded(
 
 async def test_one_cancel_a_request() -> None:
     sender = ControlSender(async_redis(Settings.of(redis_url="redis://127.0.0.1:1/0")), Keys())
-    sender.cancel("request", "queue", b"message")
-    sender.cancel("request", "queue", None)
+    sender.cancel("request", "queue", b"message", 1)
+    sender.cancel("request", "queue", None, 1)
     assert sender.pending == 1
 
 

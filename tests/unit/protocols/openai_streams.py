@@ -25,7 +25,7 @@ def join_chat(stream: list[dict[str, Any]]) -> dict[str, Any]:
     choices: dict[int, dict[str, Any]] = {}
     usage = None
     for chunk in stream:
-        assert (chunk["id"], chunk["created"], chunk["model"]) == (HEAD.id, HEAD.created, HEAD.model)
+        assert [chunk[name] for name in HEAD.__struct_fields__] == [stream[0][name] for name in HEAD.__struct_fields__]
         assert chunk["object"] == "chat.completion.chunk"
         if not chunk["choices"]:
             assert chunk is stream[-1]

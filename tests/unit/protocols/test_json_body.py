@@ -73,6 +73,12 @@ def test_a_wrong_value_is_not_repeated_in_the_message() -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_body(GenerateRequest, b'{"inputs": ["my secret prompt"], "parameters": {"seed": "secret too"}}')
     assert "secret" not in caught.value.message
+    with pytest.raises(InvalidRequest) as caught:
+        parse({"logit_bias": {"secret": 1.0}})
+    assert "secret" not in caught.value.message
+    with pytest.raises(InvalidRequest) as caught:
+        parse({"logit_bias": {"9" * 100_000: 1.0}})
+    assert len(caught.value.message) < 100
 
 
 def test_null_means_absent_everywhere() -> None:

@@ -18,11 +18,11 @@ Whole = str | tuple[str, str]
 """Content, or a call: name and arguments."""
 
 
-def parse(form: ToolFormat, pieces: Iterable[str]) -> list[Whole]:
+def parse(form: ToolFormat, pieces: Iterable[str], *, cut: bool = False) -> list[Whole]:
     """All events, with contents and arguments put together; checks that they are in order."""
     parser = ToolCallParser(form, lambda index: f"call_{index}")
     events: list[ToolEvent] = [event for piece in pieces for event in parser.feed(piece)]
-    events += parser.end()
+    events += parser.end(cut=cut)
     found: list[Whole] = []
     calls, is_open = 0, False
     for event in events:
@@ -47,7 +47,7 @@ def parse(form: ToolFormat, pieces: Iterable[str]) -> list[Whole]:
                 assert index == calls - 1
                 assert is_open
                 is_open = False
-    assert parser.called == (calls > 0)
+    assert parser.called == (calls > 0 and not is_open)
     return found
 
 
@@ -101,6 +101,29 @@ H = f'<tool_call>\n{{"name": "f", "arguments": {ROME}}}\n</tool_call>'
 def test_what_is_found(form: ToolFormat, text: str, expected: list[Whole]) -> None:
     assert parse(form, [text]) == expected
     assert parse(form, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "expected"),
+    [
+        (HERMES, "1 <", ["1 <"]),
+        (HERMES, "So <tool", ["So <tool"]),
+        (HERMES, "So\n\n<tool_call>", ["So"]),
+        (HERMES, '<tool_call>\n{"name": "f", "argum', []),
+        *((HERMES, H + f"\n{H}"[:length], [("f", ROME)]) for length in (1, 2, 6, 12, 20, 40)),
+        (HERMES, f"{H}\n{H[:-17]}", [("f", ROME), ("f", '{"city": "Rom')]),
+        (LLAMA, '{"na', ['{"na']),
+        (LLAMA, '{"name": "f", "par', []),
+        (LLAMA, '{"name": "f", "parameters": {}}; {"n', [("f", "{}")]),
+        (MISTRAL, "[TOOL", ["[TOOL"]),
+        (MISTRAL, "[TOOL_CALLS] [{", []),
+        (MISTRAL, '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name', [("f", "{}")]),
+        (MISTRAL_ARGS, "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[AR", [("f", "{}")]),
+    ],
+)
+def test_the_beginning_of_a_call_that_is_cut_is_no_content(form: ToolFormat, text: str, expected: list[Whole]) -> None:
+    assert parse(form, [text], cut=True) == expected
+    assert parse(form, text, cut=True) == expected
 
 
 @pytest.mark.parametrize(

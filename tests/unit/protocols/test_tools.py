@@ -19,6 +19,11 @@ def tool(name: Any = "f", **others: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": "d", "parameters": SCHEMA, **others}}
 
 
+def allowed(mode: str, *names: Any) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def read(tools: Any, choice: Any = None, **options: Any) -> ToolUse:
     use = read_tools(tools, choice, **options)
     assert use is not None
@@ -83,6 +88,14 @@ def test_what_the_model_is_shown() -> None:
     assert shown["function"]["parameters"] == {"type": "object", "properties": {}}
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_some_tools_are_allowed(mode: str) -> None:
+    use = read([tool("f"), tool("g"), tool("h")], allowed(mode, "h", "f"))
+    assert [function.name for function in use.functions] == ["f", "h"]
+    assert [shown["function"]["name"] for shown in use.shown] == ["f", "h"]
+    assert (use.required, use.parallel) == (mode == "required", True)
+
+
 def test_the_grammar_holds_the_calls() -> None:
     use = read([tool("f"), tool("g-1.x")], parallel=False)
     calls = read_calls(use.grammar(HERMES).text)
@@ -113,6 +126,12 @@ def test_the_grammar_holds_the_calls() -> None:
         ([tool("f")], {"function": {"name": "g"}}, "`tool_choice` must name one of the `tools`"),
         ([tool("f")], 5, "`tool_choice` must be `auto`"),
         ([tool("f")], {"type": "function"}, "`tool_choice` must be `auto`"),
+        ([tool("f")], {"type": "allowed_tools"}, "`tool_choice.allowed_tools.mode` must be"),
+        ([tool("f")], allowed("none", "f"), "`tool_choice.allowed_tools.mode` must be"),
+        ([tool("f")], allowed("auto"), "`tool_choice.allowed_tools.tools` must be"),
+        ([tool("f")], allowed("auto", "f", 5), "`tool_choice.allowed_tools.tools` must be"),
+        ([tool("f")], allowed("auto", "f", "g"), "`tool_choice` must name one of the `tools`"),
+        (None, allowed("auto", "f"), "`tool_choice` needs `tools`"),
         (None, "required", "`tool_choice` needs `tools`"),
         ([], {"function": {"name": "f"}}, "`tool_choice` needs `tools`"),
         # Tools that are not to be called are held to the same rules.

@@ -22,6 +22,9 @@ from web.middleware.cors import _allowed_headers
         ("GET", "/metrics", False, (False, True)),
         ("GET", "/v2", False, (False, True)),
         ("GET", "/health", False, (False, False)),
+        ("GET", "/health/live", False, (False, False)),
+        ("GET", "/health/ready", False, (False, False)),
+        ("GET", "/health/startup", False, (False, False)),
         ("GET", "/v2/health/ready", False, (False, False)),
     ],
 )

@@ -1,0 +1,135 @@
+"""Requests that can be cancelled by id, at whichever web process they are.
+
+Nothing is written for a request; who wants one cancelled asks all processes, and each answers. A request is known by a
+digest of its caller and its id, so no caller reaches another's. Two requests of a caller may have the same id: they are
+cancelled together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import defaultdict
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Protocol
+
+import msgspec
+import structlog
+from falcon.asgi import Request
+
+from common.client.generation import GenerationClient
+from common.errors import RequestCancelled, ServiceUnavailable, StreamTakenOver, TgqError
+from common.wire import CancelAnswer, CancelRequest, StreamTaken, decode_web_control, encode_msgpack
+
+log = structlog.get_logger(__name__)
+
+
+def request_digest(tenant: str, request_id: str) -> str:
+    """Keeps callers apart, and their words out of Redis' names."""
+    return sha256(f"{tenant}\0{request_id}".encode()).hexdigest()
+
+
+class Closable(Protocol):
+    def close(self, error: TgqError | None = None) -> None: ...
+
+
+class RunningRequest:
+    """From its admission to its end."""
+
+    def __init__(self, owner: str = "") -> None:
+        self.owner = owner
+        """Of a resumable stream: its name in `StreamStore`."""
+        self._stream: Closable | None = None
+        self._error: TgqError | None = None
+
+    def queue(self, stream: Closable) -> None:
+        """From here on there is something to close.
+
+        Raises:
+            TgqError: the request has been ended already.
+        """
+        if self._error is not None:
+            raise self._error
+        self._stream = stream
+
+    def end(self, error: TgqError) -> None:
+        self._error = error
+        if self._stream is not None:
+            self._stream.close(error)
+
+
+class RunningRequests:
+    """Those of this web process."""
+
+    def __init__(self, client: GenerationClient) -> None:
+        self._client = client
+        self._running: defaultdict[str, set[RunningRequest]] = defaultdict(set)
+        self._questions: dict[str, asyncio.Queue[int]] = {}
+        self._channel = client.keys.web_of(client.process_id)
+        client.listen(client.keys.web, self._heard)
+        client.listen(self._channel, self._heard)
+
+    def enter(self, request: Request, running: RunningRequest) -> Callable[[], None]:
+        """Returns what must be called when the request is over."""
+        digest = request_digest(request.context.tenant, request.context.request_id)
+        self._running[digest].add(running)
+
+        def leave() -> None:
+            self._running[digest].discard(running)
+            if not self._running[digest]:
+                del self._running[digest]
+
+        return leave
+
+    async def cancel(self, digest: str) -> bool:
+        """Cancel the requests of one caller and id, at all web processes; whether there were any.
+
+        Raises:
+            ServiceUnavailable: not every process has answered, and none of the others had it.
+            redis.exceptions.RedisError: Redis is away.
+        """
+        question, answers = secrets.token_hex(8), asyncio.Queue[int]()
+        self._questions[question] = answers
+        connected = self._client.connected
+        message = encode_msgpack(CancelRequest(digest, self._channel, question))
+        try:
+            async with asyncio.timeout(self._client.settings.redis_timeout):
+                for _ in range(await self._client.redis.publish(self._client.keys.web, message)):
+                    if await answers.get():
+                        return True
+        except TimeoutError:
+            raise ServiceUnavailable("Not every web node has answered") from None
+        finally:
+            del self._questions[question]
+        if not (connected and self._client.connected):
+            raise ServiceUnavailable("This web node does not hear its requests")
+        return False
+
+    async def take_over(self, digest: str, owner: str) -> None:
+        """Let all others let go of a stream that is now `owner`'s.
+
+        Raises:
+            redis.exceptions.RedisError: Redis is away.
+        """
+        await self._client.redis.publish(self._client.keys.web, encode_msgpack(StreamTaken(digest, owner)))
+
+    def _heard(self, data: bytes) -> None:
+        try:
+            message = decode_web_control(data)
+        except msgspec.DecodeError as error:
+            log.error("unreadable message of another web process", error=str(error))
+            return
+        match message:
+            case CancelRequest():
+                found = list(self._running.get(message.digest, ()))
+                for running in found:
+                    running.end(RequestCancelled())
+                self._client.tell(message.asker, CancelAnswer(message.question, len(found)))
+            case CancelAnswer():
+                if (answers := self._questions.get(message.question)) is not None:
+                    answers.put_nowait(message.found)
+            case StreamTaken():
+                for running in list(self._running.get(message.digest, ())):
+                    if running.owner and running.owner != message.owner:
+                        running.end(StreamTakenOver())
