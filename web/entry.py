@@ -10,7 +10,7 @@ from falcon.asgi import Request
 
 from common.admission import Permit
 from common.api_keys import ApiKey
-from common.errors import InvalidRequest, Overloaded, UnknownModel
+from common.errors import InvalidRequest, Overloaded, ServiceUnavailable, UnknownModel
 from common.key_limits import Share
 from common.validation import ValidRequest
 from web.request_record import RequestRecord
@@ -19,6 +19,8 @@ from web.services import Services
 LEAVING_SECONDS = 2.0
 """A resumed stream waits so long at most for the place that its last connection had."""
 _RETRY_SECONDS = 0.05
+LOADING_SECONDS = 5
+"""After which to ask again for a model that is being loaded."""
 
 
 class Entry:
@@ -74,7 +76,7 @@ async def enter(services: Services, request: Request, model: str, sequences: int
         UnknownModel: its key is not for this model.
         KeyLimited: its key has as many requests under way as it may.
         Overloaded: too many requests are under way.
-        ServiceUnavailable: Redis is away.
+        ServiceUnavailable: the model is being loaded for the first time, or Redis is away.
     """
     give_up_at = time.monotonic() + (LEAVING_SECONDS if resumed else 0.0)
     while True:
@@ -90,6 +92,9 @@ async def _enter(services: Services, request: Request, model: str, sequences: in
     key: ApiKey | None = request.context.key
     if key is not None and not key.may_use(model):
         raise UnknownModel(model)
+    if await services.workers.loading(model):
+        # Nobody knows yet whether it will load: not to be waited for, as a worker that only went is.
+        raise ServiceUnavailable(f"The model `{model}` is being loaded", retry_after=LOADING_SECONDS)
     share = await _share(services, request, key) if key is not None and key.limited else None
     try:
         return Entry(request, share, await services.admission.acquire(sequences))

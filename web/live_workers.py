@@ -76,6 +76,16 @@ class LiveWorkers:
         """
         return any(record.state == "ready" for record in await self.records(model))
 
+    async def loading(self, model: str) -> bool:
+        """Whether live workers of a model are there, and none of them has ever had it loaded."""
+        if model in self._seen:
+            return False
+        try:
+            states = [record.state for record in await self.records(model)]
+        except RedisError:
+            return False  # nothing is known
+        return "starting" in states and set(states) <= {"starting", "draining"}
+
     async def cards(self) -> dict[str, ModelCard]:
         """The models of live workers that have loaded theirs, by name; those last seen while Redis is away."""
         try:

@@ -22,6 +22,8 @@ def frame(json: bytes, number: int) -> bytes:
 
 def frames(payloads: Sequence[bytes], first: int) -> bytes:
     """Several events as one chunk, numbered from `first` on."""
+    if len(payloads) == 1:  # as nearly always
+        return frame(payloads[0], first)
     return _one_line(b"".join([b"id: %d\ndata: %b\n\n" % numbered for numbered in enumerate(payloads, first)]))
 
 

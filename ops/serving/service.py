@@ -138,11 +138,10 @@ class Service:
             try:
                 child.tend()
             except ChildFailed as error:
-                if child.works and self._workers != [child] and child in self._workers:
-                    self._workers.remove(child)
-                    self._view.line(f"tgq: going on without {error}")
-                else:
+                if child not in self._workers or self._workers == [child] or not child.works:
                     raise
+                self._workers.remove(child)
+                self._view.line(f"tgq: going on without a worker: {error}")
 
     def _stop(self) -> int:
         """Stop in order, so that what still runs has what it needs: web nodes drain, workers finish, Redis goes last."""

@@ -36,22 +36,22 @@ def service() -> Iterator[LocalService]:
         yield running
 
 
-def asked() -> dict[str, tuple[str, dict[str, Any]]]:
+def asked(step_ms: int) -> dict[str, tuple[str, dict[str, Any]]]:
     """Streams that go on right only with the ids so far: each kind of state that a resumed answer must have again."""
     tokenizer = Tokenizer(find_model(Settings.of(model_id="scripted"), weights=False))
     letters = [token for letter in "tokenization" for token in tokenizer.ids(letter, add_special_tokens=False)]
     assert len(letters) > len(tokenizer.ids("tokenization", add_special_tokens=False))
 
     def chat(text: str, **fields: Any) -> tuple[str, dict[str, Any]]:
-        said = script(text, step_ms=40, repeat=fields.pop("repeat", 1))
+        said = script(text, step_ms=step_ms, repeat=fields.pop("repeat", 1))
         return CHAT, {"messages": [{"role": "user", "content": said}], "max_tokens": 60, "seed": 3, **fields}
 
     drawn = {"temperature": 8, "frequency_penalty": 1.5, "presence_penalty": 1, "logprobs": 1, "max_tokens": 40}
     return {
         # The text of these tokens has other tokens.
-        "ids": ("/generate_stream", {"inputs": script(ids=letters, repeat=3, step_ms=40)}),
-        "characters": ("/generate_stream", {"inputs": script("🤗한글é", repeat=4, step_ms=40)}),
-        "drawn": (TEXT, {"prompt": script("x", repeat=60, step_ms=40), "seed": 3, **drawn}),
+        "ids": ("/generate_stream", {"inputs": script(ids=letters, repeat=3, step_ms=step_ms)}),
+        "characters": ("/generate_stream", {"inputs": script("🤗한글é", repeat=4, step_ms=step_ms)}),
+        "drawn": (TEXT, {"prompt": script("x", repeat=60, step_ms=step_ms), "seed": 3, **drawn}),
         "stop": chat("ABC DEFGXY ", repeat=6, stop=["DEFGH", "XYZ"]),
         "call": chat(CALL, tools=[{"type": "function", "function": CLOCK}], tool_choice="required"),
         "format": chat("no json", repeat=40, response_format={"type": "json", "value": SCHEMA}),
@@ -78,17 +78,16 @@ async def test_a28_a29_an_answer_goes_on_at_another_worker_as_if_nothing_had_hap
     service: LocalService, client: httpx.AsyncClient, seen: Observer
 ) -> None:
     """Not a token twice, none lost, and none other than it would have been."""
-    requests = asked()
-    heard: dict[str, list[dict[str, Any]]] = {name: [] for name in requests}
-    streams = [asyncio.create_task(hear(client, *requests[name], heard[name])) for name in requests]
+    undisturbed: dict[str, list[dict[str, Any]]] = {name: [] for name in asked(0)}
+    heard: dict[str, list[dict[str, Any]]] = {name: [] for name in undisturbed}
+    await asyncio.gather(*(hear(client, *request, undisturbed[name]) for name, request in asked(0).items()))
+    streams = [asyncio.create_task(hear(client, *request, heard[name])) for name, request in asked(150).items()]
     await until(lambda: all(len(events) >= HEARD for events in heard.values()), 20, "the first events of all")
     doomed = max(service.workers, key=lambda worker: seen.worker(worker.pid).running)
     cut = seen.worker(doomed.pid).running
     doomed.kill()
-    assert cut >= len(requests) / 2
+    assert cut >= len(streams) / 2
     async with asyncio.timeout(60):
         await asyncio.gather(*streams)
-    undisturbed: dict[str, list[dict[str, Any]]] = {name: [] for name in requests}
-    await asyncio.gather(*(hear(client, *requests[name], undisturbed[name]) for name in requests))
     for name, events in undisturbed.items():
         assert heard[name] == events, name

@@ -106,7 +106,9 @@ def test_a12_a13_odd_shapes_of_stop(url: str, path: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"), [({}, "stop"), ({"max_tokens": 2}, "length"), ({"stop": " c"}, "stop")], ids=str
 )
-def test_a15_a17_one_finish_reason_for_each_choice(url: str, path: str, fields: dict[str, Any], reason: str) -> None:
+def test_a15_a16_a17_a35_one_finish_reason_for_each_choice(
+    url: str, path: str, fields: dict[str, Any], reason: str
+) -> None:
     """The same whole and streamed, in a chunk of its own; the words are OpenAI's."""
     choice = whole(url + path, script("a b c d"), **fields)["choices"][0]
     assert choice["finish_reason"] == reason
@@ -215,6 +217,54 @@ def test_c31_wrong_types_name_the_field(url: str, path: str) -> None:
         refused(post(url + path, "x", **{field: odd}), field)
     missing = httpx.post(url + path, json={"max_tokens": 1}, timeout=TIMEOUT)
     refused(missing, "messages" if path == CHAT else "prompt")
+
+
+def test_c27_echo_and_suffix(url: str, real: str) -> None:
+    """The prompt comes first, its first token too; models without tokens for infilling refuse a suffix."""
+    prompt = script("é🤗")
+    echoed = whole(url + TEXT, prompt, echo=True)
+    assert (text_of(echoed), echoed["usage"]) == (prompt + "é🤗", whole(url + TEXT, prompt)["usage"])
+    assert "".join(pieces(stream(url + TEXT, prompt, echo=True))) == prompt + "é🤗"
+    scored = whole(real + TEXT, "The sea is", echo=True, max_tokens=0, logprobs=0)
+    logprobs = scored["choices"][0]["logprobs"]
+    assert (text_of(scored), scored["usage"]["completion_tokens"]) == ("The sea is", 0)
+    assert (logprobs["tokens"], logprobs["text_offset"]) == (["The", " sea", " is"], [0, 3, 7])
+    assert logprobs["token_logprobs"][0] is None
+    assert all(logprob < 0 for logprob in logprobs["token_logprobs"][1:])
+    refused(post(url + TEXT, "x", suffix="y"), "suffix")
+    assert text_of(whole(url + TEXT, script("ok"), suffix="")) == "ok"
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/generate", "/generate_stream", "/v2/models/scripted/generate"])
+def test_c43_errors_have_the_form_of_their_api(url: str, path: str) -> None:
+    """Of a value that breaks a rule, of a path, of a body; those of clients' own classes are in `test_clients_*`."""
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "x"}],
+        "prompt": "x",
+        "inputs": "x",
+        "text_input": "x",
+    }
+    wrong: dict[str, Any] = {**asked, "top_p": 2, "parameters": {"top_p": 2}}
+    answers = [
+        httpx.post(url + path, json=wrong, timeout=TIMEOUT),
+        httpx.get(url + path, timeout=TIMEOUT),
+        httpx.post(url + path, content=b"{", headers={"content-type": "application/json"}, timeout=TIMEOUT),
+        httpx.post(url + path + "/nowhere", json=asked, timeout=TIMEOUT),
+    ]
+    # Behind `/v2/models/` all is a model's name, which takes no POST.
+    nowhere = 405 if path.startswith("/v2") else 404
+    assert [answer.status_code for answer in answers] == [422, 405, 400, nowhere]
+    for answer in answers:
+        body = answer.json()
+        if path.startswith("/v1"):
+            assert body.keys() == {"error"}
+            assert body["error"].keys() == {"message", "type", "param", "code"}
+        elif path.startswith("/v2"):
+            assert body.keys() == {"error"}
+            assert isinstance(body["error"], str)
+        else:
+            assert body.keys() == {"error", "error_type"}
+            assert all(isinstance(value, str) for value in body.values())
 
 
 def test_c44_two_names_of_one_limit(url: str) -> None:

@@ -164,6 +164,15 @@ def test_a13_odd_shapes_of_stop(url: str, path: str) -> None:
             assert "given 5" in message
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"), [({}, "eos_token"), ({"max_new_tokens": 2}, "length"), ({"stop": [" c"]}, "stop_sequence")]
+)
+def test_a16_the_words_of_native_finish_reasons(url: str, fields: dict[str, Any], reason: str) -> None:
+    said = post(f"{url}/generate", script("a b c d"), details=True, **fields).json()
+    assert said["details"]["finish_reason"] == reason
+    assert stream(url, script("a b c d"), **fields)[-1]["details"]["finish_reason"] == reason
+
+
 def test_a20_the_end_of_a_native_stream(url: str) -> None:
     """Each event is its id, one line after `data: ` and an empty line; the last event is the last byte: no `[DONE]`."""
     raw = post(f"{url}/generate_stream", script("one two")).content

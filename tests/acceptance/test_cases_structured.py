@@ -75,13 +75,25 @@ def test_f02_regex_and_text(url: str) -> None:
         ({"enum": ["red", "green"]}, str),
         ({"type": "integer", "minimum": 5, "maximum": 9}, int),
         ({"anyOf": [{"type": "boolean"}, {"type": "null"}]}, (bool, type(None))),
+        ({"const": {"k": [1]}}, dict),
+        (
+            {
+                "$ref": "#/$defs/x",
+                "$defs": {"x": {"type": "array", "items": {"const": 1}, "minItems": 1, "maxItems": 2}},
+            },
+            list,
+        ),
+        ({"type": "string", "pattern": "^[a-c]{2,4}$"}, str),
+        ({"type": "string", "format": "date"}, str),
+        ({"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": False}, dict),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, (int, float)),
     ],
-    ids=["array", "enum", "integer", "anyOf"],
+    ids=["array", "enum", "integer", "anyOf", "const", "ref", "pattern", "format", "optional", "number"],
 )
 def test_f03_f08_any_kind_of_value_at_the_root(url: str, schema: dict[str, Any], checked: Any) -> None:
     value = json.loads(content(url, of(schema)))
     assert isinstance(value, checked)
-    jsonschema.validate(value, schema)
+    jsonschema.validate(value, schema, format_checker=jsonschema.FormatChecker())
 
 
 @pytest.mark.parametrize(
@@ -103,6 +115,53 @@ def test_f04_f05_what_cannot_be_used_is_refused(url: str, response_format: Any, 
     refused(post(url, [user("x")], response_format=response_format), param, said)
 
 
+def deep(levels: int) -> dict[str, Any]:
+    """A choice at each level."""
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"oneOf": [{"type": "object", "properties": {"a": schema}}, {"type": "integer"}]}
+    return schema
+
+
+HOSTILE: dict[str, Any] = {
+    "nested repetition": {"type": "regex", "value": "(a+)+b"},
+    "many repetitions": {"type": "regex", "value": "a{1,99999}"},
+    "alternatives": {"type": "regex", "value": "(a|aa)*(a|aa)*(a|aa)*c"},
+    "twenty levels": of(deep(20)),
+    "in a circle": of(
+        {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"b": {"$ref": "#/$defs/b"}}}, "b": {"$ref": "#/$defs/a"}}}
+    ),
+    "nothing but a circle": of(
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+    ),
+    "300 KB": of({"enum": [f"{place:06}" * 10 for place in range(5000)]}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_f05_hostile_formats_are_used_or_refused(url: str, name: str) -> None:
+    """That others go on meanwhile is in `tests/integration`."""
+    response = post(url, PUSHING, response_format=HOSTILE[name], max_tokens=5)
+    assert response.status_code == 200 or refused(response, "response_format")
+    assert choice(url, [user(script("next"))])["message"]["content"] == "next"
+
+
+def test_f07_a_large_nested_schema(url: str) -> None:
+    """60 fields, four levels, definitions that are used again and again."""
+    leaf = {"type": "object", "properties": {f"x{i}": {"enum": [0, 1]} for i in range(4)}, "required": ["x0"]}
+    middle = {"type": "object", "properties": {f"m{i}": {"$ref": "#/$defs/leaf"} for i in range(4)}, "required": ["m3"]}
+    fields = {f"field{i}": {"$ref": f"#/$defs/{'middle' if i % 2 else 'leaf'}"} for i in range(60)}
+    schema = {
+        "type": "object",
+        "properties": fields,
+        "required": [*fields],
+        "additionalProperties": False,
+        "$defs": {"leaf": leaf | {"additionalProperties": False}, "middle": middle | {"additionalProperties": False}},
+    }
+    text = content(url, of(schema), max_tokens=3000, seed=1)
+    jsonschema.validate(json.loads(text), schema)
+
+
 def test_f11_cut_json_is_not_a_success(url: str) -> None:
     found = choice(url, PUSHING, response_format=of(SCHEMA), max_tokens=4)
     assert found["finish_reason"] == "length"
@@ -117,8 +176,10 @@ def test_f14_stop_strings_hold_within_a_format(url: str) -> None:
     assert (found["message"]["content"], found["finish_reason"]) == ('{"name": "a", "count": 1', "stop")
 
 
-def test_the_real_model_keeps_to_the_schema(real_service: LocalService) -> None:
+def test_f10_the_real_model_keeps_to_the_schema(real_service: LocalService) -> None:
     asked = {"response_format": of(SCHEMA), "max_tokens": 60, "temperature": 0}
     found = choice(real_service.url, [user("Three apples. Name and count?")], **asked)
-    jsonschema.validate(json.loads(found["message"]["content"]), SCHEMA)
+    text = found["message"]["content"]
+    jsonschema.validate(json.loads(text), SCHEMA)
     assert found["finish_reason"] == "stop"
+    assert not re.search(r"\s\s", re.sub(r'"[^"]*"', '""', text))

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shlex
+import shutil
 import socket
 import sys
 import threading
@@ -24,6 +25,7 @@ from ops.serving import restarts
 from ops.serving.child import Child, ChildFailed
 from ops.serving.kept_redis import KeptRedis
 from ops.serving.output import open_output, read_lines
+from ops.serving.service import Service
 from ops.serving.view import LineView
 from ops.serving.welcome import curl_line, local_address
 
@@ -101,6 +103,40 @@ def test_a_child_that_ends_again_and_again_is_given_up(monkeypatch: pytest.Monke
     assert message.startswith("worker ended with exit status 7 again and again:")
     assert message.endswith("out of luck")
     assert view.lines.count("out of luck") == restarts.QUICK_ENDS
+
+
+def test_one_worker_of_several_may_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "LONGEST_DELAY", 0.01)
+    view = RecordingView()
+    dying = child_running("import sys; sys.exit(7)", view)
+    living = child_running("import time; time.sleep(600)", view)
+    service = Service(Settings.of(redis_url="redis://127.0.0.1:1/0", port=0), view)
+    service._workers = [dying, living]
+    for child in service._workers:
+        child.works = True
+        child.start()
+
+    def tend_until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline
+            service._tend()
+            time.sleep(0.01)
+
+    try:
+        tend_until(lambda: service._workers == [living])
+        assert view.lines[-1].startswith(
+            "tgq: going on without a worker: worker ended with exit status 7 again and again"
+        )
+        assert living.alive
+        living._restarts = restarts.Restarts()
+        living._arguments = dying._arguments
+        living.kill()
+        with pytest.raises(ChildFailed, match="exit status 7 again and again"):
+            tend_until(lambda: False)
+    finally:
+        living.kill()
+        shutil.rmtree(service._directory)
 
 
 def test_ends_are_only_quick_in_a_row() -> None:

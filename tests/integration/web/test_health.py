@@ -91,12 +91,18 @@ async def test_probes_tell_how_far_the_service_is(http: httpx.AsyncClient, own_r
         "workers": [{"state": "starting", "progress": 0.4}],
     }
 
+    refused = await http.post("/generate", json={"inputs": "x"})
+    assert refused.status_code == 503
+    assert refused.json() == {"error": "The model `scripted` is being loaded", "error_type": "unavailable"}
+    assert int(refused.headers["retry-after"]) >= 1
+
     async def ready() -> bool:
         return await statuses(http) == {"live": 200, "ready": 200, "startup": 200}
 
     async with worker(own_redis.url, saying("ok"), "scripted"):
         await eventually(ready)
         assert (await http.get("/health/startup")).json()["started"] is True
+        assert (await http.post("/generate", json={"inputs": "x"})).status_code == 200
         assert (await http.head("/health/ready")).status_code == 200
 
     async def gone() -> bool:

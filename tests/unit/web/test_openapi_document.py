@@ -102,7 +102,7 @@ def test_every_error_is_documented() -> None:
         for sub in kind.__subclasses__():
             yield from kinds(sub)
 
-    told = {kind for operation in OPERATIONS.values() for kind in operation.errors}
+    told = {kind for operation in OPERATIONS.values() for kind in operation.all_errors}
     # Of every route, of protected ones, and of no route at all.
     elsewhere = {TgqError, Unauthorized, NotFound, RouteNotFound, MethodNotAllowed}
     assert set(kinds(TgqError)) - told == elsewhere

@@ -1,0 +1,270 @@
+"""Streams that are gone on with at another web node, and requests that are cancelled by id."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from ops.local_service import LocalService
+from tests.acceptance.clients import http_client, script
+from tests.acceptance.observation import KEYS, Observer, until
+from tests.event_streams import data_of
+
+RESUME_SECONDS = 8
+NATIVE = "/generate_stream"
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+OWN = {"authorization": "Bearer one-one-one"}
+OTHER = {"authorization": "Bearer two-two-two"}
+WORDS = script("word after word ", repeat=20, step_ms=25)
+LONG = {"inputs": script("on and on ", repeat=300, step_ms=20), "parameters": {"max_new_tokens": 1000}}
+
+SAMPLED = {"inputs": WORDS, "parameters": {"max_new_tokens": 100, "do_sample": True, "temperature": 5.0, "seed": 7}}
+SEVERAL = {"messages": [{"role": "user", "content": WORDS}], "max_tokens": 80, "n": 2, "stream": True, "seed": 7}
+SEVERAL |= {"stream_options": {"include_usage": True}, "logprobs": True, "temperature": 1.5}
+PLAIN = {"prompt": WORDS, "max_tokens": 80, "stream": True, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
+    keys = tmp_path_factory.mktemp("keys") / "keys.toml"
+    keys.write_text('[[keys]]\nname = "one"\nsecret = "one-one-one"\n\n[[keys]]\nname = "two"\nsecret = "two-two-two"\n')
+    settings = {
+        "MODEL_ID": "scripted",
+        "MAX_BATCH_SIZE": "4",
+        "TGQ_API_KEYS_FILE": str(keys),
+        "TGQ_RESUME_SECONDS": str(RESUME_SECONDS),
+    }
+    with LocalService(settings, web=2, workers=2) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(service: LocalService) -> AsyncIterator[httpx.AsyncClient]:
+    async with http_client() as client:
+        client.headers.update(OWN)
+        yield client
+
+
+class Part:
+    """The first events of a stream; closing its connection is losing it."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.response = response
+        self._chunks = response.aiter_raw()
+        self.raw = b""
+
+    async def hear(self, events: int) -> None:
+        while self.raw.count(b"\n\n") < events:
+            self.raw += await anext(self._chunks)
+
+    @property
+    def events(self) -> int:
+        return self.raw.count(b"\n\n")
+
+    async def rest(self) -> bytes:
+        while (chunk := await anext(self._chunks, None)) is not None:
+            self.raw += chunk
+        return self.raw
+
+
+def resumable(name: str, last: int | None = None) -> dict[str, str]:
+    return {"x-tgq-resume": "true", "x-request-id": name} | ({} if last is None else {"last-event-id": str(last)})
+
+
+async def begin(client: httpx.AsyncClient, url: str, body: Any, headers: dict[str, str], events: int = 3) -> Part:
+    request = client.build_request("POST", url, json=body, headers=headers)
+    part = Part(await client.send(request, stream=True))
+    assert part.response.status_code == 200, await part.response.aread()
+    await part.hear(events)
+    return part
+
+
+def comparable(raw: bytes) -> list[str]:
+    """But for the second in which it was made, and for which of its choices is ahead."""
+    events = data_of(re.sub(rb'"created":[0-9]+', b'"created":0', raw).decode())
+    return sorted(events, key=lambda data: re.findall(r'"choices":\[{"index":([0-9]+)', data))
+
+
+def request_keys(seen: Observer, name: str) -> list[str]:
+    return [key.decode() for key in seen.redis.scan_iter(f"{KEYS.prefix}:{name}*")]
+
+
+async def cancel(client: httpx.AsyncClient, url: str, name: str, **options: Any) -> int:
+    return (await client.delete(f"{url}/v1/requests/{name}", **options)).status_code
+
+
+@pytest.mark.parametrize(("path", "body"), [(NATIVE, SAMPLED), (CHAT, SEVERAL), (TEXT, PLAIN)])
+async def test_b08_a_lost_stream_goes_on_at_another_node(
+    service: LocalService, client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    here, there = (url + path for url in service.urls[:2])
+    name = f"lost{path.replace('/', '-')}"
+    undisturbed = (await client.post(here, json=body, headers={"x-request-id": name})).content
+    part = await begin(client, here, body, resumable(name), 7)
+    await part.response.aclose()
+    again = await begin(client, there, body, resumable(name, part.events), 5)
+    await again.response.aclose()
+    last = part.events + again.events
+    rest = await client.post(here, json=body, headers=resumable(name, last))
+    assert comparable(part.raw + again.raw + rest.content) == comparable(undisturbed)
+    # The same cursor stays valid, and so does the begin.
+    assert (await client.post(there, json=body, headers=resumable(name, last))).content == rest.content
+    whole = await client.post(there, json=body, headers=resumable(name, 0))
+    assert whole.content == part.raw + again.raw + rest.content
+    data_of(whole.text)
+    with Observer(service) as seen:
+        assert request_keys(seen, "stream")
+        assert not {key for key in seen.lasting_keys() if b":stream" in key}
+
+
+async def test_a_drawn_seed_is_kept(service: LocalService, client: httpx.AsyncClient) -> None:
+    body = {"inputs": "Draw", "parameters": {"max_new_tokens": 60, "do_sample": True, "temperature": 50.0}}
+    part = await begin(client, service.urls[0] + NATIVE, body, resumable("drawn"), 5)
+    await part.response.aclose()
+    rest = await client.post(service.urls[1] + NATIVE, json=body, headers=resumable("drawn", part.events))
+    final = json.loads(data_of(rest.text, first=part.events + 1)[-1])
+    heard = [json.loads(data)["token"] for data in data_of((part.raw + rest.content).decode())]
+    assert "".join(token["text"] for token in heard if not token["special"]) == final["generated_text"]
+    whole = await client.post(service.urls[0] + NATIVE, json=body, headers=resumable("drawn", 0))
+    assert whole.content == part.raw + rest.content
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+async def test_a_stream_outlives_its_web_node(service: LocalService, client: httpx.AsyncClient, end: str) -> None:
+    undisturbed = (await client.post(service.urls[1] + NATIVE, json=SAMPLED)).content
+    node = service.add_web({"GRACEFUL_TERMINATION_TIMEOUT": "0"})
+    url = service.urls.pop()
+    service.web.pop()
+    try:
+        await until(lambda: answers(client, url), 60, "the new node")
+        part = await begin(client, url + NATIVE, SAMPLED, resumable(end), 9)
+        getattr(node, end)()
+        await part.response.aclose()
+        headers = resumable(end, part.events)
+        rest = await client.post(service.urls[1] + NATIVE, json=SAMPLED, headers=headers)
+        assert part.raw + rest.content == undisturbed
+    finally:
+        node.kill()
+
+
+async def answers(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(f"{url}/health")).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+async def test_of_two_clients_the_last_one_has_the_stream(service: LocalService, client: httpx.AsyncClient) -> None:
+    here, there = (url + NATIVE for url in service.urls[:2])
+    undisturbed = (await client.post(here, json=SAMPLED)).content
+    first = await begin(client, here, SAMPLED, resumable("two"), 4)
+    heard = first.events
+    second = await begin(client, there, SAMPLED, resumable("two", heard), 1)
+    told = await first.rest()
+    error = json.loads(data_of(told.decode())[-1])
+    assert error["error_type"] == "taken_over"
+    assert told[: told.rindex(b"id: ")] == undisturbed[: told.rindex(b"id: ")]
+    rest = await second.rest()
+    assert b"\n\n".join(undisturbed.split(b"\n\n")[heard:]) == rest
+
+
+async def test_what_is_not_there_is_not_gone_on_with(service: LocalService, client: httpx.AsyncClient) -> None:
+    here, there = (url + NATIVE for url in service.urls[:2])
+    cut = await begin(client, here, SAMPLED, {"x-request-id": "plain"})
+    await cut.response.aclose()
+    kept = await begin(client, here, SAMPLED, resumable("kept"))
+    await kept.response.aclose()
+
+    async def status(headers: dict[str, str], body: Any = SAMPLED) -> int:
+        return (await client.post(there, json=body, headers=headers)).status_code
+
+    assert await status(resumable("plain", 3)) == 404
+    assert await status(resumable("nobody", 3)) == 404
+    assert await status(resumable("kept", 3) | OTHER) == 404
+    assert await status(resumable("kept", 3), SAMPLED | {"inputs": "Other"}) == 422
+    assert await status(resumable("kept", 90_000)) == 404
+    assert await status(resumable("kept") | {"last-event-id": "x"}) == 404
+    assert await status({"x-tgq-resume": "maybe"}) == 422
+    several = {"prompt": ["a", "b"], "stream": True}
+    refused = await client.post(service.urls[0] + TEXT, json=several, headers={"x-tgq-resume": "true"})
+    assert (refused.status_code, "one prompt" in refused.text) == (422, True)
+    refused = await client.post(service.urls[0] + "/generate", json=SAMPLED, headers={"x-tgq-resume": "true"})
+    assert (refused.status_code, "streams only" in refused.text) == (422, True)
+    # None of this has disturbed the stream.
+    assert await status(resumable("kept", 3)) == 200
+
+
+async def test_nobody_comes_back(service: LocalService, client: httpx.AsyncClient) -> None:
+    with Observer(service) as seen:
+        part = await begin(client, service.urls[0] + NATIVE, LONG, resumable("gone"))
+        await part.response.aclose()
+        assert seen.permits() == 1
+        await until(lambda: seen.permits() == 0, RESUME_SECONDS + 10, "the end of its time")
+        await until(lambda: seen.running() == 0, 10, "idle engines")
+    again = await client.post(service.urls[1] + NATIVE, json=LONG, headers=resumable("gone", part.events))
+    assert again.status_code == 404
+
+
+@pytest.mark.parametrize("headers", [{"x-request-id": "stop"}, resumable("stop")])
+async def test_b04_a_stream_is_cancelled_at_another_node(
+    service: LocalService, client: httpx.AsyncClient, headers: dict[str, str]
+) -> None:
+    here, there = service.urls[:2]
+    part = await begin(client, here + NATIVE, LONG, headers)
+    assert await cancel(client, there, "stop", headers=OTHER) == 404
+    assert await cancel(client, there, "stop") == 200
+    *tokens, error = data_of((await part.rest()).decode())
+    assert len(tokens) >= 3
+    assert json.loads(error) == {"error": "The request was cancelled", "error_type": "cancelled"}
+    assert await cancel(client, there, "stop") == 404
+    with Observer(service) as seen:
+        await until(lambda: seen.running() == 0 and seen.permits() == 0, 10, "idle engines")
+    assert (await client.post(there + NATIVE, json=LONG, headers=resumable("stop", 1))).status_code == 404
+
+
+async def test_a_chat_is_cancelled_in_its_dialect(service: LocalService, client: httpx.AsyncClient) -> None:
+    body = {"messages": [{"role": "user", "content": LONG["inputs"]}], "max_tokens": 900, "stream": True}
+    part = await begin(client, service.urls[0] + CHAT, body, {"x-request-id": "chat"})
+    assert await cancel(client, service.urls[0], "chat") == 200
+    error = json.loads(data_of((await part.rest()).decode())[-1])["error"]
+    assert (error["code"], error["message"]) == ("cancelled", "The request was cancelled")
+
+
+async def test_waiting_and_whole_answers_are_cancelled(service: LocalService, client: httpx.AsyncClient) -> None:
+    here, there = service.urls[:2]
+    with Observer(service) as seen:
+        running = [asyncio.create_task(post_whole(client, here, "twin")) for _ in range(8)]
+        await until(lambda: seen.running() == 8, 10, "full engines")
+        queued = asyncio.create_task(post_whole(client, here, "queued"))
+        await until(lambda: seen.queued() == 1, 10, "the queue")
+        assert await cancel(client, there, "queued") == 200
+        assert (await queued).status_code == 499
+        await until(lambda: seen.queued() == 0, 10, "an empty queue")
+        # Two requests of one id are cancelled together, and so are eight.
+        assert await cancel(client, there, "twin") == 200
+        answers = await asyncio.gather(*running)
+        assert {(answer.status_code, answer.json()["error_type"]) for answer in answers} == {(499, "cancelled")}
+        await until(lambda: seen.running() == 0 and seen.permits() == 0, 10, "idle engines")
+    assert await cancel(client, there, "twin") == 404
+
+
+async def post_whole(client: httpx.AsyncClient, url: str, name: str) -> httpx.Response:
+    return await client.post(f"{url}/generate", json=LONG, headers={"x-request-id": name})
+
+
+async def test_a_stream_whose_client_is_gone_is_cancelled(service: LocalService, client: httpx.AsyncClient) -> None:
+    here, there = service.urls[:2]
+    part = await begin(client, here + NATIVE, LONG, resumable("left"))
+    await part.response.aclose()
+    assert await cancel(client, there, "left") == 200
+    with Observer(service) as seen:
+        await until(lambda: seen.running() == 0 and seen.permits() == 0, 5, "idle engines")
+    assert (await client.post(there + NATIVE, json=LONG, headers=resumable("left", 3))).status_code == 404
+    assert await cancel(client, here, "left") == 404
