@@ -120,6 +120,8 @@ class Settings(BaseSettings):
     """KV-cache tokens of an engine. Default: from the memory there is."""
     max_batch_prefill_tokens: int | None = Field(None, ge=1)
     """Prompt tokens computed in one step at most. Default: 128 on CPU, 4096 on CUDA."""
+    cuda_graphs: Annotated[list[Annotated[int, Field(ge=0)]], NoDecode] = [1, 2, 4, 8, 16, 32, 64, 128]
+    """Steps of how many sequences are captured as CUDA graphs, separated by commas; 0 captures none."""
     prefix_caching: bool = True
     """Keep what was computed and begin new sequences with what is known of them."""
     waiting_served_ratio: float = 0.3
@@ -191,6 +193,10 @@ class Settings(BaseSettings):
     """Share of the GPU's memory the engine may use."""
     engine_threads: int | None = Field(None, ge=1, validation_alias=_ours("engine_threads"))
     """Threads of the CPU engine. Default: the cores divided by the workers, less one core for the rest."""
+    overlap: bool = Field(True, validation_alias=_ours("overlap"))
+    """On CUDA launch the next step before the tokens of the last are handed on; answers stay the same."""
+    strict: bool = Field(True, validation_alias=_ours("strict"))
+    """On CPU a sequence's results are the same bits whatever it is computed with; without this it may be faster."""
     heartbeat_seconds: float = Field(1.0, gt=0, validation_alias=_ours("heartbeat_seconds"))
     """Seconds between two heartbeats of a worker."""
     worker_dead_after: float = Field(2.5, gt=0, validation_alias=_ours("worker_dead_after"))
@@ -243,7 +249,7 @@ class Settings(BaseSettings):
     def _lower(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value
 
-    @field_validator("cors_allow_origin", "lora_adapters", mode="before")
+    @field_validator("cors_allow_origin", "lora_adapters", "cuda_graphs", mode="before")
     @classmethod
     def _split_list(cls, value: Any) -> Any:
         if isinstance(value, str):

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import torch
 from msgspec import Struct
+from torch import Tensor
 
 ROUNDS = 7
-_MATRIX = (8192, 8192)
-"""256 MiB in float32: more than any cache holds."""
+_BEYOND_CACHES = 1 << 30
+"""Bytes; more than any cache holds."""
+_COLUMNS = 4096
 _GEMM = 2048
 
 
@@ -18,7 +20,8 @@ class Limits(Struct, frozen=True):
     """Of the process's number of threads."""
 
     read_bytes_per_second: float
-    """A matrix times a vector: every weight read once, as decoding one sequence does."""
+    """The fastest of several ways to read everything once, as decoding one sequence does with the weights: over as much as
+    the model's weights take, part of which a large cache may hold, and over more than any cache holds."""
     copy_bytes_per_second: float
     """Read plus written."""
     float_per_second: float
@@ -28,18 +31,34 @@ class Limits(Struct, frozen=True):
 
 
 @torch.inference_mode()
-def measure() -> Limits:
-    """The best of `ROUNDS` of each; takes about three seconds."""
-    matrix, vector = torch.rand(_MATRIX), torch.rand(_MATRIX[1])
-    target = torch.empty_like(matrix)
+def measure(weight_bytes: int) -> Limits:
+    """The best of `ROUNDS` of each; takes about five seconds.
+
+    Args:
+        weight_bytes: what a step of the model reads.
+    """
+    source = torch.rand(_BEYOND_CACHES // 4).view(-1, _COLUMNS)
+    target = torch.empty_like(source[: len(source) // 2])
     a, b = torch.rand(_GEMM, _GEMM), torch.rand(_GEMM, _GEMM)
-    size = matrix.numel() * matrix.itemsize
+    copied = 2 * target.numel() * target.itemsize
     operations = 2 * _GEMM**3
+    rows = min(max(weight_bytes // (4 * _COLUMNS), 1), len(source))
     return Limits(
-        read_bytes_per_second=size / _best(lambda: torch.mv(matrix, vector)),
-        copy_bytes_per_second=2 * size / _best(lambda: target.copy_(matrix)),
+        read_bytes_per_second=max(_read(source), _read(source[:rows])),
+        copy_bytes_per_second=copied / _best(lambda: target.copy_(source[: len(target)])),
         float_per_second=operations / _best(lambda: a @ b),
         int8_per_second=_int8(operations),
+    )
+
+
+def _read(source: Tensor) -> float:
+    """Bytes per second."""
+    vector, half = torch.rand(_COLUMNS), len(source) // 2
+    first, second = (part.reshape(-1) for part in (source[:half], source[half : 2 * half]))
+    size = source.numel() * source.itemsize
+    product = size / _best(lambda: torch.mv(source, vector))
+    return (
+        max(product, 2 * first.numel() * first.itemsize / _best(lambda: torch.dot(first, second))) if half else product
     )
 
 

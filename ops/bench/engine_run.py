@@ -5,6 +5,8 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Many
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -49,7 +51,7 @@ class Decode(Struct, frozen=True):
 
 class Prefill(Struct, frozen=True):
     seconds: float
-    """The best of three."""
+    """The best of several tries."""
     limit_seconds: float
 
     @property
@@ -72,6 +74,8 @@ class Report(Struct, frozen=True):
     """... when all follow a grammar."""
     prefix_gain: float
     """How many times sooner the first token of a prompt of 512 tokens comes the second time."""
+    strict_cost: dict[str, float]
+    """How many times as long as in fast mode a decode step or a prefill takes."""
 
 
 def measure(settings: Settings) -> Report:
@@ -80,22 +84,33 @@ def measure(settings: Settings) -> Report:
     runner, tokenizer = load(settings, lambda stage, fraction: None)
     assert isinstance(runner, TransformersRunner)
     loaded, resident = time.perf_counter() - started, _resident_bytes()
-    bench = _Bench(settings, runner, tokenizer, engine_limits.measure())
+    bench = Bench(settings, runner, tokenizer, engine_limits.measure(runner.size.dense_bytes))
     bench.run(1)  # Warm up.
     decode = {width: bench.decode(width) for width in WIDTHS}
-    plain = decode[_OPTION_WIDTH].step_seconds
+    prefill = {tokens: bench.prefill(tokens) for tokens in PREFILLS}
+    top_n, grammar = bench.overheads({"top_n_tokens": 5}, {"grammar": Grammar("regex", "[ a-z]{200}")})
+    prefix_gain = bench.prefix_gain()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Report(
         threads=engine_threads(settings),
         limits=bench.limits,
         load_seconds=loaded,
         resident_bytes=resident,
         decode=decode,
-        prefill={tokens: bench.prefill(tokens) for tokens in PREFILLS},
-        top_n_overhead=bench.run(_OPTION_WIDTH, top_n_tokens=5).step / plain - 1,
-        grammar_overhead=bench.run(_OPTION_WIDTH, grammar=Grammar("regex", "[ a-z]{200}")).step / plain - 1,
-        prefix_gain=bench.prefix_gain(),
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        prefill=prefill,
+        top_n_overhead=top_n,
+        grammar_overhead=grammar,
+        prefix_gain=prefix_gain,
+        peak_bytes=peak,
+        strict_cost=bench.cost_beside(_fast(settings, bench)),
     )
+
+
+def _fast(settings: Settings, bench: Bench) -> Bench:
+    settings = settings.model_copy(update={"strict": False})
+    runner, tokenizer = load(settings, lambda stage, fraction: None)
+    assert isinstance(runner, TransformersRunner)
+    return Bench(settings, runner, tokenizer, bench.limits)
 
 
 class _Run(Struct, frozen=True):
@@ -104,7 +119,11 @@ class _Run(Struct, frozen=True):
     rate: float
 
 
-class _Bench:
+_ROUNDS = 2
+"""What is compared is measured in turns, so that a busy moment of the machine meets all alike."""
+
+
+class Bench:
     def __init__(
         self, settings: Settings, runner: TransformersRunner, tokenizer: Tokenizer, limits: engine_limits.Limits
     ) -> None:
@@ -139,14 +158,36 @@ class _Bench:
         # The first of them may hold the end of a prefill.
         return _Run(median(steps[1:]), min(steps[1:]), width * ANSWER_TOKENS / (time.perf_counter() - started))
 
-    def prefill(self, tokens: int) -> Prefill:
+    def prefill(self, tokens: int, tries: int = 3) -> Prefill:
         engine = self._engine(prefix_caching=False)
-        seconds = min(self._first_token(engine, self._text[i : i + tokens]) for i in range(3))
+        seconds = min(self._first_token(engine, self._text[i : i + tokens]) for i in range(tries))
         size = self._runner.size
         # The output layer computes one row; causal attention half of all pairs, keys and values.
-        operations = 2 * (size.dense_parameters - size.output_parameters) * tokens + size.attention_operations(tokens)
-        limit = max(operations / self._operations_per_second, size.dense_bytes / self.limits.read_bytes_per_second)
+        compute = (
+            2 * (size.dense_parameters - size.output_parameters) * tokens / self._operations_per_second
+            + size.attention_operations(tokens) / self.limits.float_per_second
+        )
+        limit = max(compute, size.dense_bytes / self.limits.read_bytes_per_second)
         return Prefill(seconds, limit)
+
+    def overheads(self, *options: dict[str, Any]) -> list[float]:
+        """How much longer a step of 16 sequences takes with each of these options."""
+        plain, *others = _in_turns([partial(self._step, _OPTION_WIDTH, given) for given in ({}, *options)])
+        return [other / plain - 1 for other in others]
+
+    def cost_beside(self, fast: Bench) -> dict[str, float]:
+        """How many times as long as `fast` this takes for the same."""
+        pairs = {
+            **{f"decode {width}": [partial(bench._step, width, {}) for bench in (self, fast)] for width in (1, 16)},
+            **{f"prefill {n}": [partial(bench._prefill_once, n) for bench in (self, fast)] for n in PREFILLS},
+        }
+        return {name: mine / other for name, works in pairs.items() for mine, other in [_in_turns(works)]}
+
+    def _step(self, width: int, options: dict[str, Any]) -> float:
+        return self.run(width, **options).best
+
+    def _prefill_once(self, tokens: int) -> float:
+        return self.prefill(tokens, tries=1).seconds
 
     def prefix_gain(self) -> float:
         engine = self._engine(prefix_caching=True)
@@ -167,6 +208,12 @@ class _Bench:
     def _job(self, name: str, prompt: list[int], tokens: int, **options: Any) -> Job:
         parameters = GenerationParameters(max_new_tokens=tokens, seed=0, ignore_eos=True, **options)
         return Job(id=name, model="", prompt_ids=prompt, parameters=parameters, submitted_at=time.time())
+
+
+def _in_turns(works: Many[Callable[[], float]]) -> list[float]:
+    """The best of each."""
+    rounds = [[work() for work in works] for _ in range(_ROUNDS)]
+    return [min(times) for times in zip(*rounds, strict=True)]
 
 
 def _resident_bytes() -> int:

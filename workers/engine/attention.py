@@ -94,8 +94,10 @@ class AttentionBackend(Protocol):
 
     pool: KVPool
     block_size: int
-    contiguous_blocks: bool
-    """Whether the blocks of one sequence must have consecutive numbers."""
+
+    @property
+    def contiguous_blocks(self) -> bool:
+        """Whether the blocks of one sequence must have consecutive numbers."""
 
     def order(self, row: StagedRow) -> tuple[int, int]:
         """Sort key: rows are staged in this order, so that rows which can share a kernel call are neighbours."""

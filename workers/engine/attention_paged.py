@@ -5,28 +5,26 @@ It serves the models that torch's flash attention does not take, and checks the 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from workers.engine.attention import (
-    KVPool,
-    LayerOptions,
-    LayerShape,
-    StagedRow,
-    StagedStep,
-    pack_groups,
-    plain_attention,
-)
+from workers.engine.attention import AttentionBatch, KVPool, LayerOptions, LayerShape, StagedRow, StagedStep
+from workers.engine.staging import Upload
+from workers.engine.whole_attention import attend_to
 
 PAGE = 256
 """Tokens per block by default. Flash attention 2 wants pages in multiples of 256."""
 
 
-class PagedAttention:
-    """What backends over pages share: any block may follow any other."""
+class PagedAttention(ABC):
+    """What backends over pages share."""
 
-    contiguous_blocks = False
+    fixed_shapes = False
+    """Whether steps of as many tokens, one for each sequence, have arrays of the same shapes, which graphs need."""
 
     def __init__(
         self,
@@ -35,32 +33,50 @@ class PagedAttention:
         dtype: torch.dtype,
         device: torch.device,
         block_size: int = PAGE,
+        longest: int | None = None,
     ) -> None:
+        """
+        Args:
+            longest: tokens of the longest sequence there will be; default: as many as the pool has.
+        """
         self.block_size = block_size
         self.pool = KVPool(layers, num_blocks * block_size, dtype, device)
         self.device = device
+        self.width = num_blocks if longest is None else -(-longest // block_size)
+        """Blocks of the longest sequence."""
+
+    @property
+    def contiguous_blocks(self) -> bool:
+        """Any block may follow any other."""
+        return False
 
     def order(self, row: StagedRow) -> tuple[int, int]:
         # Decode rows first: they and the chunks of prefill are two kernel calls.
         return (row.count > 1, 0)
 
+    def prepare(self, step: StagedStep) -> AttentionBatch:
+        return self.stage(step, lambda array: torch.from_numpy(array).to(self.device))
+
+    @abstractmethod
+    def stage(self, step: StagedStep, upload: Upload) -> AttentionBatch:
+        """`prepare` that sends its arrays by `upload`."""
+
 
 class GatherAttention(PagedAttention):
     """Each sequence's keys and values are gathered from its blocks."""
 
-    def prepare(self, step: StagedStep) -> GatherBatch:
-        return GatherBatch(self.pool, self.device, self.block_size, step)
+    def stage(self, step: StagedStep, upload: Upload) -> GatherBatch:
+        return GatherBatch(self.pool, self.block_size, step, upload)
 
 
 class GatherBatch:
     """One step."""
 
-    def __init__(self, pool: KVPool, device: torch.device, block_size: int, step: StagedStep) -> None:
+    def __init__(self, pool: KVPool, block_size: int, step: StagedStep, upload: Upload) -> None:
         self._pool = pool
-        self._device = device
         self._block_size = block_size
-        self._slots = torch.from_numpy(step.slots).to(device)
-        self._rows = [(row, self._slots_of(row)) for row in step.rows]
+        self._slots = upload(step.slots)
+        self._rows = [(row, upload(self._slots_of(row))) for row in step.rows]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
         keys, values = self._pool.keys[layer], self._pool.values[layer]
@@ -69,34 +85,10 @@ class GatherBatch:
         output = query.new_zeros(*query.shape[:2], value.shape[-1])
         for row, slots in self._rows:
             part = slice(row.first, row.first + row.count)
-            output[part] = self._attend_row(query[part], keys[slots], values[slots], row, options)
+            output[part] = attend_to(query[part], keys[slots], values[slots], row.start, options)
         return output
 
-    def _slots_of(self, row: StagedRow) -> Tensor:
+    def _slots_of(self, row: StagedRow) -> npt.NDArray[np.int64]:
         places = np.arange(row.length)
         blocks = np.asarray(row.sequence.blocks, dtype=np.int64)[places // self._block_size]
-        return torch.from_numpy(blocks * self._block_size + places % self._block_size).to(self._device)
-
-    def _attend_row(self, query: Tensor, keys: Tensor, values: Tensor, row: StagedRow, options: LayerOptions) -> Tensor:
-        """`[count, heads, width]` queries over `[length, kv_heads, width]` keys and values."""
-        packed = pack_groups(query, keys.shape[1])
-        count, kv_heads, group, width = packed.shape
-        places = torch.arange(row.start, row.length, device=self._device)[:, None]
-        seen = torch.arange(row.length, device=self._device)
-        hidden = seen > places
-        if options.window is not None:
-            hidden |= seen <= places - options.window
-        mask = torch.zeros(count, row.length, device=self._device).masked_fill_(hidden, float("-inf"))
-        sinks = None if options.sinks is None else options.sinks.view(kv_heads, group).repeat(1, count)
-        # The queries of all tokens, and of the heads that share keys, as the rows of one product.
-        answer = plain_attention(
-            packed.permute(1, 0, 2, 3).reshape(1, kv_heads, count * group, width),
-            keys.transpose(0, 1).unsqueeze(0),
-            values.transpose(0, 1).unsqueeze(0),
-            mask.repeat_interleave(group, dim=0),
-            options.scale,
-            options.softcap,
-            sinks,
-        )
-        unpacked = answer.view(kv_heads, count, group, -1).permute(1, 0, 2, 3)
-        return unpacked.reshape(count, kv_heads * group, -1)
+        return blocks * self._block_size + places % self._block_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from common.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, TgqError
@@ -26,9 +26,10 @@ from workers.engine.answer import Answer
 from workers.engine.block_pool import BlockPool
 from workers.engine.grammar import Grammars, GrammarState
 from workers.engine.job_check import check_job
+from workers.engine.overlap import Outcome, Pipeline, computed
 from workers.engine.plan import EngineBroken, FloatArray, ModelRunner, RequestFault, Row, StepPlan
 from workers.engine.prefix_cache import root_digest
-from workers.engine.sampler import Choice, Sampler
+from workers.engine.sampler import Choice, Sampler, finite
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import AdapterVersion, Sequence
 from workers.engine.speculation import Drafter
@@ -96,6 +97,8 @@ class Engine:
         # A script is read token by token; there is no step to save.
         speculate = 0 if card.device_type == "scripted" else settings.speculate
         self._drafter = Drafter(speculate, runner.block_size)
+        # Where a step may hold proposed tokens, nobody knows beforehand how far it gets.
+        self._pipeline = Pipeline(runner, self._scheduler, self._alive, ahead=settings.overlap and not speculate)
         self._prefix_caching = settings.prefix_caching
         self._requests: dict[str, _Request] = {}
         self._events: list[JobEvent] = []
@@ -163,7 +166,7 @@ class Engine:
             EngineBroken: the device is unusable; the engine is of no more use.
         """
         self._refuse_expired()
-        plan = self._scheduler.plan(self._clock(), self._due)
+        plan = self._pipeline.pending() or self._scheduler.plan(self._clock(), self._due)
         if plan.copies:
             self._copy(plan)
         if plan.rows:
@@ -171,13 +174,13 @@ class Engine:
             started = self._clock()
             method: Method = "prefill" if any(_prompt_tokens(row) for row in plan.rows) else "decode"
             self._recorder.started(method, len(plan.rows))
-            computed = self._forward(plan)
-            if computed is None:
+            result = self._forward(plan)
+            if result is None:
                 self._recorder.failed(method)
             else:
                 forwarded = self._clock()
-                rows, logits = computed
-                sampled = self._advance(rows, logits)
+                rows, outcome = result
+                sampled = self._advance(rows, outcome)
                 self._recorder.succeeded(
                     method,
                     forward=forwarded - started,
@@ -198,18 +201,17 @@ class Engine:
             # Whatever it was, nobody knows any more what the cache holds.
             raise EngineBroken(f"{type(error).__name__} while the cache was copied") from error
 
-    def _forward(self, plan: StepPlan) -> tuple[list[Row], FloatArray] | None:
-        """The rows that were computed and their logits; sequences at fault are ended. None when nothing is left."""
-        rows = plan.rows
-        while rows:
+    def _forward(self, plan: StepPlan) -> tuple[list[Row], Outcome] | None:
+        """The rows that were computed and what came of them; sequences at fault are ended. None when nothing is left."""
+        while rows := plan.rows:
             try:
                 self._grammars.prefetch([g for row in rows if row.logits and (g := self._grammar(row.sequence))])
-                return rows, self._runner.forward(StepPlan(rows))
+                return rows, self._pipeline.compute(plan)
             except RequestFault as fault:
                 if all(row.sequence is not fault.sequence for row in rows):
                     raise EngineBroken("the model runner blames a sequence that is not in the step") from fault
                 self._fail(fault.sequence, _failed(fault.error, retryable=fault.retryable))
-                rows = [row for row in rows if self._alive(row.sequence)]
+                plan = StepPlan([row for row in rows if self._alive(row.sequence)])
             except EngineBroken:
                 raise
             except Exception as error:
@@ -221,21 +223,19 @@ class Engine:
                 return None
         return None
 
-    def _advance(self, rows: list[Row], logits: FloatArray) -> int:
+    def _advance(self, rows: list[Row], outcome: Outcome) -> int:
         """Take in what was computed: prompt log probabilities, and the next tokens, whose number is returned."""
         sampled = 0
-        for row, row_logits in _computed(rows, logits):
+        for row, logits, choice in computed(rows, outcome):
             sequence = row.sequence
             if not self._alive(sequence):
-                continue  # A sibling failed just now.
+                continue  # A sibling failed just now, or it ended while the step was under way.
             self._scheduler.advance(row)
             try:
                 if sequence.wants_prompt_logprobs:
-                    self._take_prompt_logprobs(row, row_logits)
+                    self._take_prompt_logprobs(row, logits)
                 if row.logits and sequence.remaining == 0:
-                    grammar = self._grammar(sequence)
-                    allowed = None if grammar is None else grammar.allowed()
-                    self._append(sequence, self._sampler.sample(sequence, row_logits[-1], allowed))
+                    self._append(sequence, self._sample(sequence, logits) if choice is None else finite(choice))
                     sampled += 1
             except TgqError as error:
                 self._fail(sequence, _failed(error))
@@ -244,6 +244,10 @@ class Engine:
                 log.exception("sampling or detokenizing failed")
                 self._fail(sequence, _failed(GenerationFailed(f"{type(error).__name__} after the model")))
         return sampled
+
+    def _sample(self, sequence: Sequence, logits: FloatArray) -> Choice:
+        grammar = self._grammar(sequence)
+        return self._sampler.sample(sequence, logits[-1], None if grammar is None else grammar.allowed())
 
     def _append(self, sequence: Sequence, choice: Choice) -> None:
         request = self._requests[sequence.job.id]
@@ -316,7 +320,8 @@ class Engine:
         return _Child(sequence, Answer(alone, self._tokenizer, grammar))
 
     def _grammar(self, sequence: Sequence) -> GrammarState | None:
-        return self._requests[sequence.job.id].children[sequence.child].answer.grammar
+        request = self._requests.get(sequence.job.id)
+        return None if request is None else request.children[sequence.child].answer.grammar
 
     def _due(self, sequence: Sequence) -> float:
         """Monotonic time before which the sequence is not scheduled: its grammar is compiled beside the steps."""
@@ -372,23 +377,6 @@ class Engine:
 
 def _failed(error: TgqError, *, retryable: bool = False) -> Failed:
     return Failed(error.error_type, error.message, retryable)
-
-
-def _computed(rows: list[Row], logits: FloatArray) -> Iterator[tuple[Row, FloatArray]]:
-    """Each row with its logits; one with a draft as rows of one token, as long as the token sampled is the one drafted."""
-    first = 0
-    for row in rows:
-        part = logits[first : first + row.logits]
-        first += row.logits
-        if not row.draft:
-            yield row, part
-            continue
-        ids = row.sequence.ids
-        for index in range(row.count):
-            yield Row(row.sequence, row.start + index, 1, 1), part[index : index + 1]
-            drafted = row.draft[index : index + 1]
-            if not drafted or len(ids) != row.start + index + 2 or ids[-1] != drafted[0]:
-                break
 
 
 def _prompt_tokens(row: Row) -> int:

@@ -21,6 +21,8 @@ class LayerProbe:
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     options: dict[int, LayerOptions] = field(default_factory=dict)
+    heads: dict[int, int] = field(default_factory=dict)
+    """Of the queries."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
         if layer in self.shapes:
@@ -29,6 +31,7 @@ class LayerProbe:
             raise ModelRefused(f"layer {layer} has {query.shape[1]} heads over {key.shape[1]} key heads")
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
         self.options[layer] = options
+        self.heads[layer] = query.shape[1]
         return query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
 
 
@@ -62,3 +65,16 @@ def probe_layers(model: PreTrainedModel, tokens: int, rows: int = 1) -> tuple[La
         if kind == "sliding_attention" and layer in probe.options and probe.options[layer].window is None:
             raise ModelRefused(f"layer {layer} has a sliding window but does not say how wide it is")
     return probe, logits.shape[-1]
+
+
+def graph_bytes(model: PreTrainedModel, rows: int, width: int) -> int:
+    """Memory that graphs of at most `rows` rows take on a CUDA device, over logits of this width.
+
+    They share what the largest takes, which kernel by kernel is measured here, and one array of logits.
+    """
+    if not rows:
+        return 0
+    before = torch.cuda.memory_allocated(model.device)
+    torch.cuda.reset_peak_memory_stats(model.device)
+    probe_layers(model, rows, rows)
+    return torch.cuda.max_memory_allocated(model.device) - before + rows * width * torch.float32.itemsize

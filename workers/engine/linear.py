@@ -1,22 +1,54 @@
 """Linear layers on CPU with the weight packed once, whose rows do not depend on how many rows there are.
 
-MKL's product behind `nn.Linear` picks its kernel, and with it the order of summation, by the number of rows (and of
-threads): a token's result would change with the size of its batch. oneDNN's product over a packed weight gives every
-row the same bits in any company of at least `MIN_ROWS` rows, and is faster below 64 rows because it packs only once.
+The product behind `nn.Linear` picks its kernel, and with it the order of summation, by the number of rows: a token's
+result would change with the size of its batch. Over a weight that is packed beforehand the order is the packed one's,
+and every row has the same bits in any company; being packed only once it is faster too. MKL's product takes large
+float32 layers, because it reads the weight for one row nearly as fast as the memory allows; oneDNN's takes the others.
 """
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-MIN_ROWS = 2
-"""A single row goes through another kernel."""
+_PACKED_ROWS = 64
+"""MKL's layout is chosen for a number of rows. This one serves all of them well; that for a single row has other sums."""
+_SMALL = 1 << 16
+"""MKL computes a single row of a layer with fewer weights in another order."""
+_NARROW = 16
+"""The same of a layer with fewer outputs, for several rows too."""
 
 
-class PackedLinear(nn.Module):
-    """`x @ weight.T + bias` with `weight` `[out, in]` in oneDNN's layout; inference only."""
+class MklLinear(nn.Module):
+    """`x @ weight.T + bias` in float32 with `weight` `[out, in]` in MKL's layout; inference only."""
+
+    weight: Tensor
+    bias: Tensor | None
+    _shape: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.detach().contiguous(), _PACKED_ROWS)
+        self.register_buffer("weight", packed, persistent=False)
+        self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
+        # Of the unpacked weight the product wants the shape only.
+        self.register_buffer("_shape", torch.empty(1).expand(weight.shape), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.numel() // self.in_features
+        if rows == 0:
+            return x.new_empty(*x.shape[:-1], self.out_features)
+        # The last argument claims that the weight was packed for this number of rows; otherwise it would not be used.
+        product: Tensor = torch.ops.mkl._mkl_linear(x, self.weight, self._shape, self.bias, rows)
+        return product
+
+
+class OneDnnLinear(nn.Module):
+    """`x @ weight.T + bias` in float32 or bfloat16 with `weight` `[out, in]` in oneDNN's layout; inference only."""
 
     weight: Tensor
     bias: Tensor | None
@@ -31,20 +63,49 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
             return x.new_empty(*x.shape[:-1], self.out_features)
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return product
+        # A single row goes through another kernel: it gets company.
+        alone = x.numel() == self.in_features
+        rows = x.reshape(1, -1).expand(2, -1).contiguous() if alone else x
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
+        return product[:1].view(*x.shape[:-1], self.out_features) if alone else product
+
+
+PackedLinear = MklLinear | OneDnnLinear
+
+
+def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    """A layer with this `[out, in]` weight; `can_pack` says for which types there are any."""
+    large = weight.numel() >= _SMALL and weight.shape[0] >= _NARROW
+    if large and weight.dtype == torch.float32 and _mkl_serves():
+        return MklLinear(weight, bias)
+    return OneDnnLinear(weight, bias)
 
 
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this build of torch packs weights of this type on this processor."""
-    if dtype not in (torch.float32, torch.bfloat16):
-        return False
+    return dtype in (torch.float32, torch.bfloat16) and _computes(
+        OneDnnLinear, torch.linspace(-1, 1, 96 * 160, dtype=torch.float32).sin().view(96, 160).to(dtype), (1, 2, 5, 16)
+    )
+
+
+@functools.cache
+def _mkl_serves() -> bool:
+    """Whether MKL multiplies with a weight that was packed for another number of rows, and rows keep their bits."""
+    weight = torch.linspace(-1, 1, 200 * 1111).sin().view(200, 1111)
+    return _computes(MklLinear, weight, (1, 2, 3, 7, 16, 17, 48, 130))
+
+
+@torch.inference_mode()
+def _computes(layer: type[MklLinear] | type[OneDnnLinear], weight: Tensor, counts: tuple[int, ...]) -> bool:
+    x = torch.linspace(0, 50, max(counts) * weight.shape[1]).cos().view(max(counts), -1).to(weight.dtype)
     try:
-        with torch.inference_mode():
-            PackedLinear(torch.zeros(16, 16, dtype=dtype), None)(torch.zeros(MIN_ROWS, 16, dtype=dtype))
+        packed = layer(weight, None)
+        whole = packed(x)
+        same = all(torch.equal(packed(x[-count:].clone()), whole[-count:]) for count in counts)
     except (RuntimeError, AttributeError):
         return False
-    return True
+    exact = x.double() @ weight.double().t()
+    return same and torch.allclose(whole.double(), exact, rtol=0.02, atol=2e-2 * float(exact.abs().max()))
 
 
 @torch.inference_mode()
@@ -53,7 +114,7 @@ def pack_linears(model: nn.Module) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, PackedLinear(child.weight, child.bias))
+                setattr(parent, name, pack(child.weight, child.bias))
             elif type(child) is Conv1D:
                 # GPT-2's own layer: the same product with the weight stored the other way round.
-                setattr(parent, name, PackedLinear(child.weight.t(), child.bias))
+                setattr(parent, name, pack(child.weight.t(), child.bias))

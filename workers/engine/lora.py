@@ -7,18 +7,20 @@ other adapters nor the other tokens: the products are the same row by row (see `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from workers.engine.attention import StagedRow
-from workers.engine.linear import MIN_ROWS, PackedLinear
+from workers.engine.linear import pack
+from workers.engine.staging import Upload
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,16 +49,11 @@ class LowRank(nn.Module):
         """
         super().__init__()
         up = up * scale
-        self._min_rows = MIN_ROWS if packed else 1
-        self._down = PackedLinear(down, None) if packed else _plain(down)
-        self._up = PackedLinear(up, None) if packed else _plain(up)
+        self._down, self._up = (pack(w, None) if packed else _plain(w) for w in (down, up))
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = len(x)
-        if rows < self._min_rows:
-            x = x.expand(self._min_rows, -1).contiguous()
         delta: Tensor = self._up(self._down(x))
-        return delta[:rows]
+        return delta
 
 
 class LoraStep:
@@ -67,33 +64,41 @@ class LoraStep:
         self.parts: list[tuple[Adapter, Tensor]] = []
         """Adapters at work, each with the places of its tokens, int64 `[n]`."""
 
-    def begin(self, rows: list[StagedRow]) -> None:
-        """Sort the tokens of a step."""
+    def begin(self, rows: list[StagedRow], upload: Upload | None = None) -> None:
+        """Sort the tokens of a step; the places are sent by `upload` if there is one."""
         places: dict[Adapter, list[range]] = {}
         for row in rows:
             if isinstance(row.sequence.adapter, Adapter):
                 places.setdefault(row.sequence.adapter, []).append(range(row.first, row.first + row.count))
         self.parts = [
-            (adapter, torch.from_numpy(np.concatenate(ranges).astype(np.int64)).to(self._device))
+            (adapter, (upload or self._upload)(np.concatenate(ranges).astype(np.int64)))
             for adapter, ranges in places.items()
         ]
+
+    def _upload(self, places: npt.NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(places).to(self._device)
+
+
+LayerParts = dict[str, list[tuple[str, slice]]]
+"""By the name of a linear layer: the model's own layers it computes in one, each with its part of the outputs."""
 
 
 class LoraLinear(nn.Module):
     """A linear layer and what the adapters at work add to it, over `[1, tokens, in]`."""
 
-    def __init__(self, base: nn.Module, name: str, step: LoraStep) -> None:
+    def __init__(self, base: nn.Module, parts: list[tuple[str, slice]], step: LoraStep) -> None:
         super().__init__()
         self.base = base
-        self._name = name
+        self._parts = parts
         self._step = step
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base(x)
         for adapter, places in self._step.parts:
-            delta = adapter.deltas.get(self._name)
-            if delta is not None:
-                y[0].index_add_(0, places, delta(x[0].index_select(0, places)))
+            for name, part in self._parts:
+                delta = adapter.deltas.get(name)
+                if delta is not None:
+                    y[0, :, part].index_add_(0, places, delta(x[0].index_select(0, places)))
         return y
 
 
@@ -131,12 +136,18 @@ def adaptable_layers(model: PreTrainedModel, tokens: int) -> Iterator[dict[str, 
             hook.remove()
 
 
-def wrap_layers(model: PreTrainedModel, names: Iterable[str], step: LoraStep) -> None:
-    """Put a `LoraLinear` around each of these layers, in place."""
-    for name in names:
+def wrap_layers(model: PreTrainedModel, names: Collection[str], joined: LayerParts, step: LoraStep) -> None:
+    """Put a `LoraLinear` around each of these layers, in place.
+
+    Args:
+        joined: what was made of some of them.
+    """
+    parts = {joint: members for joint, members in joined.items() if any(name in names for name, _ in members)}
+    gone = {name for members in joined.values() for name, _ in members}
+    parts |= {name: [(name, slice(None))] for name in names if name not in gone}
+    for name, members in parts.items():
         parent, _, attribute = name.rpartition(".")
-        base = model.get_submodule(name)
-        setattr(model.get_submodule(parent), attribute, LoraLinear(base, name, step))
+        setattr(model.get_submodule(parent), attribute, LoraLinear(model.get_submodule(name), members, step))
 
 
 def _shape(module: nn.Module) -> LinearShape | None:

@@ -21,19 +21,31 @@ from common.settings import DEFAULT_MODEL, Settings
 from common.wire import ModelCard
 from workers.engine import linear
 from workers.engine.adapters import AdapterStore
-from workers.engine.attention import IMPLEMENTATION, AttentionBackend, KVPool, ModelRefused
+from workers.engine.attention import IMPLEMENTATION, KVPool, ModelRefused
 from workers.engine.attention_cpu import SPAN, CpuAttention
 from workers.engine.attention_cuda import VarlenAttention, varlen_obstacle
-from workers.engine.attention_paged import PAGE, GatherAttention
+from workers.engine.attention_paged import PAGE, GatherAttention, PagedAttention
+from workers.engine.cuda_graphs import CudaCapture, DecodeGraphs, graph_sizes
 from workers.engine.default_model import ensure_default_model
-from workers.engine.layer_probe import LayerProbe, probe_layers
+from workers.engine.device_runner import DeviceRunner
+from workers.engine.device_sampler import rehearse
+from workers.engine.fuse import fuse_layers
+from workers.engine.kernel_check import kernel_fault
+from workers.engine.layer_probe import LayerProbe, graph_bytes, probe_layers
 from workers.engine.lora import LoraStep, adaptable_layers, wrap_layers
 from workers.engine.lora_files import read_adapter
 from workers.engine.memory import cpu_cache_bytes, cuda_cache_bytes
 from workers.engine.model_runner import TransformersRunner
 from workers.engine.quantize import quantize_linears
 from workers.engine.quantized_weights import INT8
-from workers.engine.self_check import INT8_TOLERANCE, TOLERANCE, check_quantization, check_runner, eager_logits
+from workers.engine.self_check import (
+    INT8_TOLERANCE,
+    TOLERANCE,
+    check_quantization,
+    check_runner,
+    eager_logits,
+    whole_logits,
+)
 from workers.engine.weights import load_config, load_weights
 
 Progress = Callable[[str, float], None]
@@ -83,6 +95,9 @@ def engine_threads(settings: Settings) -> int:
 
 
 def _load(settings: Settings, files: ModelFiles, device: torch.device, progress: Progress) -> TransformersRunner:
+    if device.type == "cuda" and settings.cuda_memory_fraction < 1:
+        # So that a step which takes more than was measured fails here, and does not take what belongs to others.
+        torch.cuda.set_per_process_memory_fraction(settings.cuda_memory_fraction)
     config, gguf = load_config(settings, files)
     dtype = _dtype(settings, config, device)
     progress("loading the weights", 0.65)
@@ -108,14 +123,6 @@ def _checked(
     """The runner over a loaded model, once it has computed what the model does."""
     vocab_size = model.config.get_text_config().vocab_size
     reference = eager_logits(model, vocab_size)
-    packed = device.type == "cpu" and linear.can_pack(dtype)
-    activations = None
-    if settings.quantize == INT8:
-        activations = quantize_linears(model)
-        exact, reference = reference, eager_logits(model, vocab_size)
-        check_quantization(reference, exact)
-    elif packed:
-        linear.pack_linears(model)
     model.set_attn_implementation(IMPLEMENTATION)
     batch_size = settings.max_batch_size or DEFAULT_BATCH_SIZE[device.type]
     if device.type == "cuda":
@@ -127,37 +134,63 @@ def _checked(
         tokens = rows = UNPACKED_MIN_ROWS
     with adaptable_layers(model, tokens) as layers:
         probe, width = probe_layers(model, tokens, rows)
+    joined = fuse_layers(model, probe) if device.type == "cpu" and dtype == torch.float32 else {}
+    packed = device.type == "cpu" and linear.can_pack(dtype)
+    activations = None
+    if settings.quantize == INT8:
+        activations = quantize_linears(model)
+        exact, reference = reference, whole_logits(model, vocab_size)
+        check_quantization(reference, exact)
+    elif packed:
+        linear.pack_linears(model)
     lora, adapters = None, None
     if settings.lora_adapters or settings.lora_folder is not None:
         lora = LoraStep(device)
-        wrap_layers(model, layers, lora)
+        wrap_layers(model, layers, joined, lora)
         read = functools.partial(read_adapter, layers=layers, dtype=dtype, device=device, packed=packed)
         adapters = AdapterStore(settings, read)
 
-    block_size = SPAN if device.type == "cpu" else PAGE
-    total, blocks = _limits(
-        settings, model.config, batch_size, block_size, _cache_tokens(settings, probe, dtype, device)
+    block_size, sizes = SPAN, list[int]()
+    if device.type == "cuda":
+        block_size, sizes = PAGE, _graph_sizes(settings, batch_size)
+        rehearse(batch_size, width, device)
+    room = _cache_tokens(settings, probe, dtype, device, lambda: graph_bytes(model, max(sizes, default=0), width))
+    total, blocks = _limits(settings, model.config, batch_size, block_size, room)
+    card = ModelCard(
+        model_id=settings.model_id,
+        sha=files.sha,
+        dtype=str(dtype),
+        device_type=device.type,
+        max_total_tokens=total,
+        max_batch_total_tokens=(blocks - 1) * block_size,
+        max_batch_size=batch_size,
+        adapters=adapters.names if adapters is not None else [],
     )
-    runner = TransformersRunner(
-        model,
-        _backend(probe, blocks, dtype, device),
-        ModelCard(
-            model_id=settings.model_id,
-            sha=files.sha,
-            dtype=str(dtype),
-            device_type=device.type,
-            max_total_tokens=total,
-            max_batch_total_tokens=(blocks - 1) * block_size,
-            max_batch_size=batch_size,
-            adapters=adapters.names if adapters is not None else [],
-        ),
-        vocab_size=width,
-        num_blocks=blocks,
-        min_rows=linear.MIN_ROWS if packed else UNPACKED_MIN_ROWS if device.type == "cpu" else 1,
-        lora=lora,
-        adapters=adapters,
-        activations=activations,
-    )
+    runner: TransformersRunner
+    if device.type == "cuda":
+        runner = DeviceRunner(
+            model,
+            _paged_backend(probe, blocks, dtype, device, total),
+            card,
+            vocab_size=width,
+            num_blocks=blocks,
+            max_tokens=tokens,
+            graphs=DecodeGraphs(sizes, CudaCapture(device)) if sizes else None,
+            lora=lora,
+            adapters=adapters,
+        )
+    else:
+        runner = TransformersRunner(
+            model,
+            CpuAttention(probe.shapes, blocks, dtype, strict=settings.strict),
+            card,
+            vocab_size=width,
+            num_blocks=blocks,
+            min_rows=UNPACKED_MIN_ROWS if settings.strict and not packed else 1,
+            lora=lora,
+            adapters=adapters,
+            activations=activations,
+        )
     progress("checking the engine against the model", 0.9)
     check_runner(runner, reference, TOLERANCE[dtype] if activations is None else INT8_TOLERANCE)
     progress("ready", 1.0)
@@ -182,14 +215,20 @@ def _dtype(settings: Settings, config: PretrainedConfig, device: torch.device) -
     return own if own in (torch.float16, torch.bfloat16) else torch.bfloat16
 
 
-def _cache_tokens(settings: Settings, probe: LayerProbe, dtype: torch.dtype, device: torch.device) -> int | None:
-    """Tokens the memory has room for; None when the settings say how many there shall be."""
+def _cache_tokens(
+    settings: Settings, probe: LayerProbe, dtype: torch.dtype, device: torch.device, graphs: Callable[[], int]
+) -> int | None:
+    """Tokens the memory has room for; None when the settings say how many there shall be.
+
+    Args:
+        graphs: measures what captured graphs will take of a GPU's memory.
+    """
     if settings.max_batch_total_tokens is not None:
         return None
     if device.type == "cpu":
         size = cpu_cache_bytes(settings.workers)
     else:
-        size = cuda_cache_bytes(device, settings.cuda_memory_fraction)
+        size = cuda_cache_bytes(device, settings.cuda_memory_fraction) - graphs()
     return max(size, 0) // KVPool.bytes_per_slot(probe.shapes, dtype)
 
 
@@ -214,13 +253,19 @@ def _limits(
     return total, blocks + 1
 
 
-def _backend(probe: LayerProbe, blocks: int, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
-    if device.type == "cpu":
-        return CpuAttention(probe.shapes, blocks, dtype)
-    obstacle = varlen_obstacle(probe.shapes, probe.options, dtype)
+def _graph_sizes(settings: Settings, batch_size: int) -> list[int]:
+    """As set. The kernels of bitsandbytes wait for the device, so that none can be captured there."""
+    bitsandbytes = settings.quantize is not None and settings.quantize.startswith("bitsandbytes")
+    return [] if bitsandbytes else graph_sizes(settings.cuda_graphs, batch_size)
+
+
+def _paged_backend(
+    probe: LayerProbe, blocks: int, dtype: torch.dtype, device: torch.device, longest: int
+) -> PagedAttention:
+    obstacle = varlen_obstacle(probe.shapes, probe.options, dtype) or kernel_fault(probe, dtype, device)
     if obstacle is None:
-        return VarlenAttention(probe.shapes, blocks, dtype, device)
+        return VarlenAttention(probe.shapes, blocks, dtype, device, longest=longest)
     _log.warning(
         "paged flash attention is not used, plain attention over gathered keys is, which is slow: %s", obstacle
     )
-    return GatherAttention(probe.shapes, blocks, dtype, device)
+    return GatherAttention(probe.shapes, blocks, dtype, device, longest=longest)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -16,7 +18,7 @@ from common.errors import GenerationFailed, UnknownAdapter
 from common.wire import ModelCard
 from workers.engine.adapters import AdapterStore
 from workers.engine.attention import AttentionBackend, AttentionBatch, ModelRefused, StagedRow, StagedStep
-from workers.engine.linear import PackedLinear
+from workers.engine.linear import MklLinear, OneDnnLinear
 from workers.engine.lora import LoraStep
 from workers.engine.plan import Copy, EngineBroken, FloatArray, RequestFault, StepPlan
 from workers.engine.quantize import Activations, QuantizedLinear
@@ -29,7 +31,7 @@ _MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
 _MEMORY_MESSAGE = "can't allocate memory"
 
 
-DENSE = (nn.Linear, PackedLinear, QuantizedLinear)
+DENSE = (nn.Linear, MklLinear, OneDnnLinear, QuantizedLinear)
 """Layers that multiply every token with their whole weight."""
 
 
@@ -116,8 +118,14 @@ class TransformersRunner:
 
     def forward(self, plan: StepPlan) -> FloatArray:
         """See `ModelRunner.forward`. On CPU the array is the model's own output, not a copy."""
-        try:
+        with self.blame(plan):
             return self._forward(plan)
+
+    @contextmanager
+    def blame(self, plan: StepPlan) -> Iterator[None]:
+        """Errors of a step as `ModelRunner.forward` raises them."""
+        try:
+            yield
         except Exception as error:
             # Anything may come out of a model's code. A step of one sequence names the culprit.
             if isinstance(error, _MEMORY_ERRORS) or _MEMORY_MESSAGE in str(error):
@@ -164,7 +172,9 @@ class TransformersRunner:
         staged = [(StagedRow(row.sequence, row.start, row.count, 0), index) for index, row in enumerate(plan.rows)]
         for row, index in sorted(staged, key=lambda item: self._backend.order(item[0])):
             part = slice(first, first + row.count)
-            ids[part] = [*row.sequence.ids[row.start : row.length], *plan.rows[index].draft]
+            # A token that the device has yet to choose is filled in there.
+            known = [*row.sequence.ids[row.start : row.length], *plan.rows[index].draft]
+            ids[first : first + len(known)] = known
             positions[part] = np.arange(row.start, row.length)
             begin = row.start // self.block_size
             blocks = np.asarray(row.sequence.blocks[begin : -(-row.length // self.block_size)], dtype=np.int64)
@@ -214,14 +224,17 @@ class ModelCall:
         wanted: list[int],
     ) -> Tensor:
         """Logits of the tokens at the places `wanted`, `[len(wanted), vocab_size]`."""
-        rows = torch.tensor(wanted, dtype=torch.long, device=self._device)
-        options = {"logits_to_keep": rows} if self._selects_rows else {}
-        output = self._model(
-            input_ids=torch.from_numpy(ids).to(self._device)[None],
-            position_ids=torch.from_numpy(positions).to(self._device)[None],
-            use_cache=False,
-            batch=batch,
-            **options,
+        return self.logits(
+            torch.from_numpy(ids).to(self._device),
+            torch.from_numpy(positions).to(self._device),
+            batch,
+            torch.tensor(wanted, dtype=torch.long, device=self._device),
         )
+
+    def logits(self, ids: Tensor, positions: Tensor, batch: AttentionBatch, rows: Tensor | None) -> Tensor:
+        """The same from int64 `[tokens]` and `[rows]` on the device; of all tokens where `rows` is None."""
+        # Zero means all of them.
+        options = {"logits_to_keep": 0 if rows is None else rows} if self._selects_rows else {}
+        output = self._model(input_ids=ids[None], position_ids=positions[None], use_cache=False, batch=batch, **options)
         logits: Tensor = output.logits[0]
-        return logits if self._selects_rows else logits[rows]
+        return logits if self._selects_rows or rows is None else logits[rows]

@@ -28,6 +28,11 @@ def splitmix64(value: int) -> int:
     return z ^ (z >> 31)
 
 
+def key(seed: int, index: int) -> int:
+    """What the noise of one draw depends on besides the token ids: 64 bits. Arguments as for `hashes`."""
+    return splitmix64(splitmix64(seed) ^ index)
+
+
 def hashes(seed: int, index: int, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """One uniform 32-bit integer per token id.
 
@@ -36,11 +41,11 @@ def hashes(seed: int, index: int, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np
         index: of the token to draw, counted from the first generated one.
         ids: `[n]` token ids.
     """
-    key = splitmix64(splitmix64(seed) ^ index)
+    word = key(seed, index)
     mixed: npt.NDArray[np.uint32] = ids * _GOLDEN32
-    mixed += np.uint32(key & 0xFFFFFFFF)
+    mixed += np.uint32(word & 0xFFFFFFFF)
     _finalise(mixed)
-    mixed ^= np.uint32(key >> 32)
+    mixed ^= np.uint32(word >> 32)
     return _finalise(mixed)
 
 

@@ -25,16 +25,19 @@ _SORTED_WIDTHS = (256, 2048)
 
 def is_neutral(parameters: GenerationParameters) -> bool:
     """Whether `process` would change nothing."""
+    return not adds(parameters) and parameters.temperature == 1.0 and not _truncates(parameters)
+
+
+def adds(parameters: GenerationParameters) -> bool:
+    """Whether anything but temperature and truncation changes the scores."""
     return (
-        parameters.watermark is None
-        and parameters.repetition_penalty == 1.0
-        and parameters.frequency_penalty == 0.0
-        and parameters.presence_penalty == 0.0
-        and parameters.openai_frequency_penalty == 0.0
-        and not parameters.logit_bias
-        and parameters.grammar is None
-        and parameters.temperature == 1.0
-        and not _truncates(parameters)
+        parameters.watermark is not None
+        or parameters.repetition_penalty != 1.0
+        or parameters.frequency_penalty != 0.0
+        or parameters.presence_penalty != 0.0
+        or parameters.openai_frequency_penalty != 0.0
+        or bool(parameters.logit_bias)
+        or parameters.grammar is not None
     )
 
 
@@ -102,7 +105,7 @@ def penalise_repetition(scores: Scores, penalty: float, ids: Ids[int]) -> None:
     """Scores of tokens seen before are divided by `penalty` when positive, else multiplied (CTRL, Keskar et al. 2019)."""
     seen = np.array(ids, dtype=np.int64)
     before = scores[seen]
-    factor = _factor(penalty)
+    factor = safe_factor(penalty)
     # A token seen twice is written twice with the same value.
     scores[seen] = np.where(before < 0, before * factor, before / factor)
 
@@ -132,7 +135,7 @@ def divide_by_temperature(scores: Scores, temperature: float) -> None:
     """Scores relative to the best one, over `temperature`: so that no temperature is too low."""
     scores -= scores.max()
     with np.errstate(over="ignore"):
-        scores /= _factor(temperature)
+        scores /= safe_factor(temperature)
 
 
 def keep_top_k(scores: Scores, k: int) -> None:
@@ -182,7 +185,8 @@ def keep_typical(scores: Scores, p: float) -> None:
             return
 
 
-def _factor(value: float) -> np.float32:
+def safe_factor(value: float) -> np.float32:
+    """A temperature or penalty that scores can be divided by without leaving float32."""
     return np.float32(min(max(value, _SMALLEST), 1 / _SMALLEST))
 
 

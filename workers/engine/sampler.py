@@ -19,6 +19,8 @@ from workers.engine.plan import FloatArray
 from workers.engine.processors import Scores, is_neutral, process
 from workers.engine.sequence import Sequence
 
+_NOT_FINITE = "the model's scores are not finite"
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -65,7 +67,7 @@ class Sampler:
             chosen = self._draw(scores, best_id, parameters.seed, sequence.generated, truncated)
         log_total = self._log_total(scores, best)
         top = _top(scores, parameters.top_n_tokens, log_total) if parameters.top_n_tokens else []
-        return Choice(chosen, _short(scores[chosen] - log_total), top)
+        return Choice(chosen, short_logprob(scores[chosen] - log_total), top)
 
     def prompt_choices(self, logits: FloatArray, next_ids: Ids[int], top: int = 0) -> list[Choice]:
         """Prompt tokens with their log probabilities under the raw logits of the tokens before them.
@@ -79,7 +81,7 @@ class Sampler:
         for row, token in zip(logits, next_ids, strict=True):
             log_total = self._log_total(row, row.max())
             best = _top(row, top, log_total) if top else []
-            choices.append(Choice(token, _short(row[token] - log_total), best))
+            choices.append(Choice(token, short_logprob(row[token] - log_total), best))
         return choices
 
     def _draw(self, scores: Scores, best_id: int, seed: int, index: int, truncated: bool) -> int:
@@ -102,10 +104,21 @@ class Sampler:
         return np.float32(best + np.log(self._scratch.sum()))
 
 
+def finite(choice: Choice) -> Choice:
+    """A token chosen on the device; a negative id says that there was none.
+
+    Raises:
+        GenerationFailed: the scores were not finite.
+    """
+    if choice.id < 0:
+        raise GenerationFailed(_NOT_FINITE)
+    return choice
+
+
 def _best(scores: Scores) -> int:
     best_id = int(scores.argmax())  # the first NaN if there is one
     if not np.isfinite(scores[best_id]):
-        raise GenerationFailed("the model's scores are not finite")
+        raise GenerationFailed(_NOT_FINITE)
     return best_id
 
 
@@ -115,9 +128,9 @@ def _top(row: Scores, count: int, log_total: np.float32) -> list[tuple[int, floa
     threshold = np.partition(row, len(row) - count)[len(row) - count]
     ids = np.flatnonzero((row >= threshold) & (row > -np.inf))
     order = np.argsort(-row[ids], kind="stable")
-    return [(int(token), _short(row[token] - log_total)) for token in ids[order]]
+    return [(int(token), short_logprob(row[token] - log_total)) for token in ids[order]]
 
 
-def _short(logprob: np.float32) -> float | None:
+def short_logprob(logprob: np.float32) -> float | None:
     """The double that prints with the digits a float32 needs, as TGI's answers show it."""
     return float(str(np.float32(logprob))) + 0.0 if np.isfinite(logprob) else None

@@ -9,8 +9,10 @@ from transformers import PreTrainedModel
 from common.parameters import GenerationParameters
 from common.wire import Job
 from workers.engine.attention import ModelRefused
+from workers.engine.model_runner import ModelCall
 from workers.engine.plan import FloatArray, ModelRunner, Row, StepPlan
 from workers.engine.sequence import Sequence
+from workers.engine.whole_attention import WholeAttention
 
 TOKENS = 24
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
@@ -32,6 +34,14 @@ def eager_logits(model: PreTrainedModel, vocab_size: int) -> FloatArray:
     """The model's own forward of the check's tokens, `[TOKENS, vocab_size]`; its attention must be set to `eager`."""
     ids = torch.tensor([check_ids(vocab_size)], device=model.device)
     logits: FloatArray = model(input_ids=ids, use_cache=False).logits[0].float().cpu().numpy()
+    return logits
+
+
+@torch.inference_mode()
+def whole_logits(model: PreTrainedModel, vocab_size: int) -> FloatArray:
+    """The same of a model that has the engine's attention, and may have layers that know no other."""
+    ids, rows = check_ids(vocab_size), list(range(TOKENS))
+    logits: FloatArray = ModelCall(model)(np.array(ids), np.array(rows), WholeAttention(), rows).float().numpy()
     return logits
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,9 +16,12 @@ from transformers import PreTrainedModel
 from common.settings import Settings
 from common.wire import ModelCard
 from ops.tiny_models import tiny_options
+from tests.integration.engine.varlen_definition import extents_by_definition, varlen_by_definition
+from workers.engine import attention_cuda
 from workers.engine.attention import IMPLEMENTATION, AttentionBackend
 from workers.engine.attention_cuda import VarlenAttention, varlen_obstacle
 from workers.engine.attention_paged import PAGE, GatherAttention
+from workers.engine.kernel_check import kernel_fault
 from workers.engine.layer_probe import probe_layers
 from workers.engine.model_loader import load_runner
 from workers.engine.model_runner import TransformersRunner
@@ -121,10 +124,11 @@ def _paged_runner(
 
 
 def _scattered(driver: Driver, ids: list[int]) -> FloatArray:
-    """Logits of all ids in a sequence whose pages are neither consecutive nor in order, beside two others."""
+    """Logits of all ids in a sequence whose pages are neither consecutive nor in order (if they may), beside two others."""
     before, after = driver.sequence(ids[:5]), driver.sequence(ids[:40])
     mine = driver.sequence(ids, room=PAGE)
-    mine.blocks = mine.blocks[::-1]
+    if not driver.pool.contiguous:
+        mine.blocks = mine.blocks[::-1]
     found = [driver.step((after, 3), (mine, PAGE - 20), (before, 1))[1]]
     while mine.computed < len(ids):
         shares = [(before, 1)] if before.computed < 5 else []
@@ -145,62 +149,53 @@ def test_gathered_pages_compute_what_the_model_does(
     _assert_close(_scattered(driver, ids), expected)
 
 
-def _varlen_by_definition(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: varlen.AuxRequest | None = None,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False,
-    seqused_k: Tensor,
-    block_table: Tensor,
-    num_splits: int | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The documented contract of `varlen_attn` over pages, token by token; the kernel itself needs a GPU."""
-    assert num_splits == 1
-    assert cu_seq_k is None
-    assert scale is not None
-    assert enable_gqa == (query.shape[1] != key.shape[2])
-    assert max_k == int(seqused_k.max())
-    assert max_q == int(cu_seq_q.diff().max())
-    assert cu_seq_q.dtype == seqused_k.dtype == block_table.dtype == torch.int32
-    output, sums = torch.empty_like(query), torch.empty(query.shape[1], query.shape[0])
-    group = query.shape[1] // key.shape[2]
-    for index, used in enumerate(seqused_k.tolist()):
-        first, stop = cu_seq_q[index : index + 2].tolist()
-        pages = block_table[index].long()
-        keys = key[pages].flatten(0, 1)[:used].repeat_interleave(group, dim=1)
-        values = value[pages].flatten(0, 1)[:used].repeat_interleave(group, dim=1)
-        for token in range(first, stop):
-            # Queries are aligned with the end of the keys.
-            place = used - (stop - token)
-            low = 0 if window_size[0] < 0 else max(place - window_size[0], 0)
-            high = used if window_size[1] < 0 else place + window_size[1] + 1
-            scores = torch.einsum("hd,khd->hk", query[token], keys[low:high]) * scale
-            sums[:, token] = scores.logsumexp(-1)
-            output[token] = torch.einsum("hk,khd->hd", scores.softmax(-1), values[low:high])
-    return (output, sums) if return_aux is not None and return_aux.lse else output
-
-
+@pytest.mark.parametrize("pages", [True, False])
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "gpt_oss"])
 def test_what_is_staged_for_flash_attention_means_what_the_model_does(
     family: str,
     make_model: Callable[[str], PreTrainedModel],
     driver_of: Callable[[TransformersRunner], Driver],
     monkeypatch: pytest.MonkeyPatch,
+    pages: bool,
 ) -> None:
-    monkeypatch.setattr(varlen, "varlen_attn", _varlen_by_definition)
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_by_definition)
+    monkeypatch.setattr(attention_cuda, "attend_extents", extents_by_definition)
+    monkeypatch.setattr(attention_cuda, "KNOWS_PAGES", pages)
     model = make_model(family)
     ids = (_ids() * 2)[: PAGE + 30]
     expected = _eager(model, ids)
     driver = driver_of(_paged_runner(model, VarlenAttention))
     _assert_close(_scattered(driver, ids), expected)
+
+
+@pytest.mark.parametrize("pages", [True, False])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss"])
+def test_a_kernel_that_computes_something_else_is_found_out(
+    family: str, make_model: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch, pages: bool
+) -> None:
+    model = make_model(family)
+    model.set_attn_implementation(IMPLEMENTATION)
+    probe, _ = probe_layers(model, 4)
+    monkeypatch.setattr(attention_cuda, "KNOWS_PAGES", pages)
+    cpu = torch.device("cpu")
+    # The real one is not there.
+    assert kernel_fault(probe, torch.float32, cpu) is not None
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_by_definition)
+    monkeypatch.setattr(attention_cuda, "attend_extents", extents_by_definition)
+    assert kernel_fault(probe, torch.float32, cpu) is None
+
+    def wrong(definition: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+        def computed(query: Tensor, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+            output, sums = definition(query, *arguments, **options)
+            # The last key of the longer sequence is left out, say.
+            output[-1] *= 0.9 if len(query) == 2 else 1.0
+            return output, sums
+
+        return computed
+
+    monkeypatch.setattr(varlen, "varlen_attn", wrong(varlen_by_definition))
+    monkeypatch.setattr(attention_cuda, "attend_extents", wrong(extents_by_definition))
+    assert "off by" in (kernel_fault(probe, torch.float32, cpu) or "")
 
 
 def test_flash_attention_is_passed_over_where_it_cannot_serve(make_model: Callable[[str], PreTrainedModel]) -> None:

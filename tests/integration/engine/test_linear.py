@@ -1,0 +1,47 @@
+"""Packed layers compute what plain ones do, and a row has the same bits in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from workers.engine.linear import MklLinear, OneDnnLinear, can_pack, pack
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(1)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(960, 576), (576, 1536), (1, 64), (8, 576), (16, 16), (96, 64), (17, 4099), (300, 1000)]
+)
+def test_rows_do_not_depend_on_how_many_there_are(outputs: int, inputs: int, bias: bool, threads: int) -> None:
+    torch.set_num_threads(threads)
+    generator = torch.Generator().manual_seed(outputs)
+    weight = torch.randn(outputs, inputs, generator=generator)
+    shift = torch.randn(outputs, generator=generator) if bias else None
+    layer = pack(weight, shift)
+    x = torch.randn(1, 200, inputs, generator=generator)
+    whole = layer(x)
+    exact = torch.nn.functional.linear(x.double(), weight.double(), None if shift is None else shift.double())
+    assert torch.allclose(whole.double(), exact, rtol=1e-4, atol=1e-5 * inputs)
+    for first, count in [(0, 1), (7, 1), (3, 2), (5, 3), (11, 16), (2, 33), (0, 128)]:
+        assert torch.equal(layer(x[:, first : first + count].clone()), whole[:, first : first + count])
+    assert layer(x[:, :0]).shape == (1, 0, outputs)
+
+
+def test_large_layers_and_small_ones_have_each_their_product() -> None:
+    assert can_pack(torch.float32)
+    assert not can_pack(torch.float16)
+    assert isinstance(pack(torch.ones(576, 576), None), MklLinear)
+    assert isinstance(pack(torch.ones(8, 576), None), OneDnnLinear)
+    if can_pack(torch.bfloat16):
+        assert isinstance(pack(torch.ones(576, 576, dtype=torch.bfloat16), None), OneDnnLinear)

@@ -1,0 +1,106 @@
+"""A decoder layer of Llama's kind in as few operations as it takes: what a small step on CPU spends beside its products.
+
+Queries, keys and values are one product, so are gate and up; queries and keys are rotated together; sums are made in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workers.engine.attention import AttentionBatch, LayerOptions
+
+
+class RmsNorm(nn.Module):
+    """`x / sqrt(mean(x * x) + epsilon) * weight` over the last dimension, in float32."""
+
+    weight: Tensor
+    _floor: Tensor
+
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        super().__init__()
+        width = weight.shape[0]
+        # What x is divided by is the square root of the sum, not of the mean, of its squares.
+        self.register_buffer("weight", weight * width**0.5, persistent=False)
+        # A tensor: adding a number of Python's costs three times as much.
+        self.register_buffer("_floor", torch.tensor(epsilon * width), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x.div(size.mul_(size).add_(self._floor).sqrt_()).mul_(self.weight)
+
+
+class Rotation:
+    """A step's rotary embedding, made ready once for all layers that are given the same."""
+
+    def __init__(self) -> None:
+        self._given: Any = None
+        self._ready: tuple[Tensor, Tensor] | None = None
+
+    def of(self, embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """From cosine and sine `[1, tokens, width]`: `[tokens, 1, width]` both, the sine's first half negated."""
+        if self._ready is None or self._given is not embeddings:
+            cosine, sine = embeddings
+            half = sine.shape[-1] // 2
+            signed = torch.cat((-sine[0, :, None, :half], sine[0, :, None, half:]), dim=-1)
+            # The argument is kept, so that no other can take its place and look the same.
+            self._given, self._ready = embeddings, (cosine[0, :, None], signed)
+        return self._ready
+
+
+class FusedLayer(nn.Module):
+    """Stands in a transformers model for one of its decoder layers."""
+
+    def __init__(
+        self,
+        layer: int,
+        *,
+        norms: tuple[RmsNorm, RmsNorm],
+        projections: tuple[nn.Module, nn.Module, nn.Module, nn.Module],
+        activation: nn.Module,
+        heads: tuple[int, int],
+        options: LayerOptions,
+        rotation: Rotation,
+    ) -> None:
+        """
+        Args:
+            norms: before attention and before the feed-forward part.
+            projections: to queries, keys and values; from the heads; to gate and up; down.
+            heads: of queries and of keys.
+            rotation: shared by all layers.
+        """
+        super().__init__()
+        self.attention_norm, self.feed_norm = norms
+        self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj = projections
+        self.activation = activation
+        self._layer = layer
+        self._heads, self._kv_heads = heads
+        self._options = options
+        self._rotation = rotation
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        position_embeddings: tuple[Tensor, Tensor],
+        batch: AttentionBatch,
+        **_: Any,
+    ) -> Tensor:
+        """`[1, tokens, width]` to the same; what else transformers hands to a layer concerns its masks and caches."""
+        tokens = hidden_states.shape[1]
+        rotated = self._heads + self._kv_heads
+        heads = self.qkv_proj(self.attention_norm(hidden_states)).view(tokens, rotated + self._kv_heads, -1)
+        turned = self._rotate(heads[:, :rotated], *self._rotation.of(position_embeddings))
+        answer = batch.attend(
+            self._layer, turned[:, : self._heads], turned[:, self._heads :], heads[:, rotated:], self._options
+        )
+        hidden: Tensor = self.o_proj(answer.view(1, tokens, -1)).add_(hidden_states)
+        both = self.gate_up_proj(self.feed_norm(hidden))
+        half = both.shape[-1] // 2
+        return hidden.add_(self.down_proj(self.activation(both[..., :half]).mul_(both[..., half:])))
+
+    @staticmethod
+    def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        return (x * cosine).addcmul_(x.roll(x.shape[-1] // 2, -1), sine)
