@@ -36,6 +36,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_LONGEST_NAME = 200
+"""Characters of a client's name for something that an error repeats."""
+
 
 class TgqError(Exception):
     """Something went wrong inside the service."""
@@ -79,7 +82,7 @@ class UnknownAdapter(InvalidRequest):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         there = ", ".join(f"`{adapter}`" for adapter in sorted(known)) or "none"
-        super().__init__(f"`adapter_id` names `{name}`, which is not loaded; there are: {there}")
+        super().__init__(f"`adapter_id` names `{_short(name)}`, which is not loaded; there are: {there}")
 
 
 class TemplateError(TgqError):
@@ -142,7 +145,7 @@ class UnknownModel(NotFound):
     """No live worker serves a model of this name, and no adapter has it."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"The model `{name}` does not exist")
+        super().__init__(f"The model `{_short(name)}` does not exist")
 
 
 class UnknownModelVersion(NotFound):
@@ -150,7 +153,7 @@ class UnknownModelVersion(NotFound):
 
     def __init__(self, name: str, version: str, known: Iterable[str]) -> None:
         there = ", ".join(f"`{one}`" for one in known)
-        super().__init__(f"The model `{name}` has no version `{version}`; there are: {there}")
+        super().__init__(f"The model `{_short(name)}` has no version `{_short(version)}`; there are: {there}")
 
 
 class UnknownRequest(NotFound):
@@ -266,3 +269,8 @@ def error_from_worker(error_type: str, message: str) -> TgqError:
     error = cls.__new__(cls)
     TgqError.__init__(error, message)
     return error
+
+
+def _short(name: str) -> str:
+    """A name as a client made it up, which may be as long as a body."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."

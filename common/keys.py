@@ -10,7 +10,7 @@
 | {p}:worker:{worker}           | string  | worker heartbeat       | web, `tgq ps`          | WORKER_RECORD_SECONDS        |
 | {p}:attempt:{request}         | string  | submitters (re-send)   | workers                | ATTEMPTS_SECONDS             |
 | {p}:attempts:{request}        | set     | reaper, submitters     | reaper, submitters     | ATTEMPTS_SECONDS             |
-| {p}:cancelled:{request}       | string  | submitters             | workers                | CANCELLED_SECONDS            |
+| {p}:cancelled:{request}       | string  | submitters             | workers                | CANCELLED_(RUNNING_)SECONDS  |
 | {p}:admission                 | hash    | web (admission script) | web                    | process: by its lease        |
 | {p}:admission_leases          | zset    | web (admission script) | web                    | entry: when its lease is out |
 | {p}:key_limits:{key's name}   | hash    | web (key limits)       | web                    | by lease, or when drained    |
@@ -43,6 +43,8 @@ from common.wire import JobClass
 WORKER_RECORD_SECONDS = 15
 ATTEMPTS_SECONDS = 3600
 CANCELLED_SECONDS = 3600
+CANCELLED_RUNNING_SECONDS = 120
+"""Of a job that a worker has: what is left to hear of it is a worker that was away, and lets it go when it is back."""
 DEAD_JOBS_KEPT = 1000
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from common.keys import CANCELLED_SECONDS, Keys
+from common.keys import CANCELLED_RUNNING_SECONDS, CANCELLED_SECONDS, Keys
 from common.wire import Cancel, Control, Release, Resend, WebControl, encode_msgpack
 
 log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class ControlSender:
                     keys=[job.queue, self._keys.cancelled(request), self._keys.attempt(request)],
                     args=[
                         job.message or b"",
-                        CANCELLED_SECONDS,
+                        CANCELLED_SECONDS if job.message is not None else CANCELLED_RUNNING_SECONDS,
                         self._keys.control,
                         encode_msgpack(Cancel(request)),
                         job.attempt,

@@ -209,6 +209,8 @@ async def test_a_model_that_is_not_there(client: httpx.AsyncClient) -> None:
         response = await client.post(path, json={**body, "model": "gpt-4"})
         assert response.status_code == 404
         assert response.json()["error"]["code"] == "model_not_found"
+        long = await client.post(path, json={**body, "model": "x" * 100_000})
+        assert (long.status_code, len(long.text) < 1000) == (404, True)
 
 
 async def test_all_sequences_of_a_request_are_admitted_together(client: httpx.AsyncClient, redis_url: str) -> None:
@@ -234,6 +236,8 @@ async def test_models(client: httpx.AsyncClient, redis_url: str) -> None:
         ]
         assert (await client.get("/v1/models/owner/tuned")).json() == listed["data"][1]
         assert (await client.get("/v1/models/owner%2Ftuned")).json() == listed["data"][1]
+        # The names that mean the default model in requests.
+        assert (await client.get("/v1/models/tgi")).json() == listed["data"][0]
         answer = await client.post(TEXT, json={"prompt": "x", "model": "owner/tuned"})
         assert answer.json()["model"] == "owner/tuned"
     assert (await client.get("/v1/models/nobody")).status_code == 404
