@@ -39,11 +39,15 @@ class LiveWorkers:
         self._settings = settings
         self._reading: asyncio.Task[list[WorkerRecord]] | None = None
         self._read_at = 0.0
+        self._last: list[WorkerRecord] = []
         self._seen: dict[str, _Seen] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        self._tasks = [asyncio.create_task(every(_LOOK_SECONDS, self._look, "look at the workers"))]
+        self._tasks = [
+            asyncio.create_task(self._look()),
+            asyncio.create_task(every(_LOOK_SECONDS, self._look, "look at the workers")),
+        ]
 
     async def stop(self) -> None:
         await stop_tasks(self._tasks)
@@ -77,14 +81,16 @@ class LiveWorkers:
         return any(record.state == "ready" for record in await self.records(model))
 
     async def loading(self, model: str) -> bool:
-        """Whether live workers of a model are there, and none of them has ever had it loaded."""
-        if model in self._seen:
+        """Whether live workers of a model are there, and none of them has ever had it loaded.
+
+        Costs nothing unless it seems so.
+
+        Raises:
+            redis.exceptions.RedisError: it seemed so, and Redis is away or slow.
+        """
+        if model in self._seen or not _all_start(self._last, model):
             return False
-        try:
-            states = [record.state for record in await self.records(model)]
-        except RedisError:
-            return False  # nothing is known
-        return "starting" in states and set(states) <= {"starting", "draining"}
+        return _all_start(await self.all_records(), model)
 
     async def cards(self) -> dict[str, ModelCard]:
         """The models of live workers that have loaded theirs, by name; those last seen while Redis is away."""
@@ -125,7 +131,13 @@ class LiveWorkers:
             records = await live_workers(self._redis, self._keys, self._settings.worker_dead_after)
         finally:
             self._read_at = time.monotonic()
+        self._last = records
         for record in records:
             if record.card is not None:
                 self._seen[record.model] = _Seen(record.card, self._read_at)
         return records
+
+
+def _all_start(records: list[WorkerRecord], model: str) -> bool:
+    states = {record.state for record in records if record.model == model}
+    return "starting" in states and states <= {"starting", "draining"}

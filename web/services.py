@@ -72,6 +72,7 @@ class Services:
     async def stop(self) -> None:
         """Cancel what still runs, give back the permits, disconnect; bounded by the Redis timeouts."""
         await stop_tasks(self._following)
+        await self._follow_counters()
         await self.idempotency.close()
         await self.resumption.stop()
         await self.client.close()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from common.client.counters import ClientCounters
 from common.engine_metrics import EngineTotals, current_families, total_families
 from common.limits import Limits
 from common.metrics import LocalHistogram, WebMetrics, exposition
@@ -97,7 +98,26 @@ def test_current_values_are_of_the_living() -> None:
     assert values["tgi_queue_size"] == 5
     assert values['tgq_queue_jobs{model="m"}'] == 3
     assert values['tgq_queue_jobs{model="o/n"}'] == 1
+    assert values['tgq_queue_oldest_seconds{model="m"}'] == 2.5
+    assert values['tgq_queue_oldest_seconds{model="o/n"}'] == 0
     assert values["tgi_batch_current_max_tokens"] == 50
     assert values["tgi_batch_max_total_tokens"] == 2000
     assert values['tgq_workers{state="ready"}'] == 2
     assert values['tgq_workers{state="draining"}'] == 0
+
+
+def test_a_client_s_counts_are_added_once() -> None:
+    metrics, counters = WebMetrics(Limits(max_input_tokens=200, max_total_tokens=400)), ClientCounters()
+    counters.resent["worker_lost"] += 2
+    counters.stale_frames = 5
+    metrics.follow(counters)
+    metrics.follow(counters)
+    counters.resent["worker_lost"] += 1
+    counters.resent["stalled"] += 1
+    counters.given_up = 1
+    metrics.follow(counters)
+    values = samples(exposition(metrics.families()))
+    assert values['tgq_failovers_total{cause="worker_lost"}'] == 3
+    assert values['tgq_failovers_total{cause="stalled"}'] == 1
+    assert values["tgq_requests_given_up_total"] == 1
+    assert values["tgq_stale_frames_total"] == 5

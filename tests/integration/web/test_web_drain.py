@@ -12,7 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 
+from common.keys import Keys
 from common.wire import Finish, Job, Token, Tokens
 from tests.integration.client.fake_worker import FakeWorker, accept_and_hang, until
 from tests.integration.web.serving import WebNode, events, eventually, web_node, worker
@@ -125,7 +127,8 @@ async def test_at_the_limit_requests_end_with_an_error(node_folder: Path, redis_
         assert (answer.status_code, answer.json()) == (503, last)
         assert int(answer.headers["retry-after"]) >= 1
         assert await ended(node, 10.0) == 0
-        await until(lambda: len(fake.cancelled) == 2)
+        with redis.Redis.from_url(redis_url) as connection:
+            assert all(connection.exists(Keys().cancelled(job)) for job in fake.jobs)
         ends = [line for line in node.log_lines() if line["event"] == "request"]
         assert [(line["cause"], line["reason"]) for line in ends] == [("unavailable", "shutdown")] * 2
 
@@ -143,7 +146,7 @@ async def test_a_second_signal_ends_it_now(node_folder: Path, redis_url: str) ->
 
 
 async def test_an_idle_node_goes_at_once_unless_it_is_to_give_notice(node_folder: Path, redis_url: str) -> None:
-    async with started(node_folder, redis_url) as (node, http):
+    async with started(node_folder, redis_url, web_concurrency=2) as (node, http):
         await http.get("/health/live")  # a connection kept alive
         tell(node)
         assert await ended(node, 10.0) == 0
