@@ -17,6 +17,7 @@ from common.errors import (
     InvalidRequest,
     KeyLimited,
     Overloaded,
+    RequestCancelled,
     ServiceUnavailable,
     TgqError,
 )
@@ -39,6 +40,7 @@ _FAILURES: dict[type[TgqError], str] = {
     IncompleteGeneration: "incomplete",
     DeadlineExceeded: "timeout",
     ServiceUnavailable: "unavailable",
+    RequestCancelled: "cancelled",
 }
 _TIME_LIMITS = ("queue_wait", "stall", "total")
 

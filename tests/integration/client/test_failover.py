@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from common.client import GenerationClient, TokenStream, attempts, generation, hearing
-from common.errors import DeadlineExceeded, GenerationFailed, IncompleteGeneration
+from common.errors import DeadlineExceeded, GenerationFailed, RequestCancelled
 from common.parameters import GenerationParameters
 from common.settings import Settings
 from common.wire import Accepted, Cancel, Cancelled, Failed, Frame, Job, Tokens
@@ -259,7 +259,7 @@ async def test_a_cancellation_by_somebody_else_ends_the_stream(redis_url: str) -
         await worker.emit(job, Cancelled())
 
     async with running(quick(redis_url), cancelling) as (client, worker):
-        with pytest.raises(IncompleteGeneration, match="cancelled") as raised:
+        with pytest.raises(RequestCancelled, match="cancelled") as raised:
             await asyncio.wait_for(read_all(client, 10), 5)
         assert raised.value.reason == "cancelled"
         assert worker.taken == 1

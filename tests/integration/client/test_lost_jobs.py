@@ -12,7 +12,7 @@ import pytest
 from common.client import GenerationClient, TokenStream, queue_watch
 from common.client.counters import ClientCounters
 from common.client.failover import NextAttempt, Outcome, Resender, SentMessage
-from common.errors import IncompleteGeneration
+from common.errors import RequestCancelled
 from common.keys import Keys
 from common.redis_clients import async_redis
 from ops.embedded_redis import EmbeddedRedis
@@ -162,7 +162,7 @@ async def test_a_queued_job_that_somebody_cancelled_ends(redis_url: str) -> None
         async with client.generate(client.new_job([1], parameters())) as stream:
             await worker.redis.set(KEYS.cancelled(stream.job.id), "1", ex=60)
             await worker.redis.delete(QUEUE)
-            with pytest.raises(IncompleteGeneration, match="cancelled"):
+            with pytest.raises(RequestCancelled, match="cancelled"):
                 await asyncio.wait_for(anext(stream), 5)
 
 
