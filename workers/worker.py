@@ -236,7 +236,7 @@ class Worker:
         card = self._dispatcher.card
         app.conf.update(
             # The transport dials by itself, whatever the scheme, the passwords and the certificates.
-            broker_url="redis://",
+            broker_url="redis://localhost",
             broker_use_ssl=None,
             broker_transport="workers.transport:Transport",
             broker_transport_options={
