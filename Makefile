@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test check bench bench-engine chaos clean
+.PHONY: help serve test check clients bench bench-engine chaos clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -28,6 +28,9 @@ check: $(DEV) ## lint, format, types and the walls between packages
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+clients: $(DEV) ## try real clients, each in an environment of its own; CLIENTS="openai langchain" tries those alone
+	@$(BIN)/python -m tests.clients $(CLIENTS)
+
 bench: $(DEV) ## measure the relay, the service's cost and the time to first token
 	@$(BIN)/python -m ops.bench
 
@@ -38,7 +41,7 @@ chaos: $(DEV) ## break parts of a busy service and check every answer; ARGS="--h
 	@$(BIN)/python -m ops.chaos $(ARGS)
 
 clean: ## remove the environment and what tools left behind
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info
+	rm -rf $(VENV) .venv-clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

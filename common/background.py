@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ async def every(seconds: float, action: Callable[[], Awaitable[None]], name: str
             log.exception("%s failed", name)
 
 
-async def stop_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def stop_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks and wait until they have ended.
 
     Cancels again and again: Python 3.11's `wait_for`, which redis-py sends commands with, loses a cancellation that

@@ -23,8 +23,8 @@ UNACKED_FOREVER_SECONDS = 7 * 24 * 3600
 def make_app(settings: Settings) -> Celery:
     """A Celery application for the service's queues: `app.send_task("tgq.generate", [job], queue=...)` works with it."""
     keys = Keys(settings.key_prefix)
-    interactive = keys.queue(settings.model_id, "interactive")
-    batch = keys.queue(settings.model_id, "batch")
+    interactive = keys.queue(settings.model_name, "interactive")
+    batch = keys.queue(settings.model_name, "batch")
     url, options, tls = broker(settings)
     app = Celery("tgq", set_as_current=False)
     app.conf.update(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from common.keys import model_slug
 from common.metrics_buckets import BATCH_SIZE_BUCKETS, DURATION_BUCKETS
 from common.wire import EngineStats, Histogram, WorkerRecord
 
@@ -42,7 +42,7 @@ class EngineTotals:
         return list(self._seen.values())
 
     def _keep(self, worker: str, stats: EngineStats) -> None:
-        name = f"engine_{model_slug(worker)}"
+        name = f"engine_{quote(worker, safe='')}"
         self._seen[name] = stats
         if self._directory is not None:
             unfinished = self._directory / f"{name}.{os.getpid()}.tmp"
@@ -68,12 +68,12 @@ def total_families(totals: Sequence[EngineStats]) -> list[Metric]:
     ]
 
 
-def current_families(records: Sequence[WorkerRecord], queued: int) -> list[Metric]:
+def current_families(records: Sequence[WorkerRecord], queued: Mapping[str, int]) -> list[Metric]:
     """What the engines are at.
 
     Args:
-        records: live workers.
-        queued: jobs in the queues that no worker has taken.
+        records: live workers of all models.
+        queued: jobs in the queues of each model that no worker has taken.
     """
     stats = [record.stats for record in records]
     capacity = sum(record.card.max_batch_total_tokens for record in records if record.card is not None)
@@ -85,7 +85,8 @@ def current_families(records: Sequence[WorkerRecord], queued: int) -> list[Metri
             sum(s.reserved_tokens for s in stats),
         ),
         GaugeMetricFamily("tgi_batch_max_total_tokens", "Tokens the engines have room for", capacity),
-        GaugeMetricFamily("tgi_queue_size", "Requests waiting", queued + sum(s.waiting for s in stats)),
+        GaugeMetricFamily("tgi_queue_size", "Requests waiting", sum(queued.values()) + sum(s.waiting for s in stats)),
+        _queued(queued),
         _workers(records),
     ]
 
@@ -134,6 +135,13 @@ def _add(family: HistogramMetricFamily, labels: list[str], parts: Sequence[Histo
         buckets.append((name, running))
     if buckets:
         family.add_metric(labels, buckets, sum(part.sum for part in parts))
+
+
+def _queued(queued: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily("tgq_queue_jobs", "Jobs that no worker has taken", labels=["model"])
+    for model, count in sorted(queued.items()):
+        family.add_metric([model], count)
+    return family
 
 
 def _workers(records: Sequence[WorkerRecord]) -> Metric:

@@ -2,16 +2,22 @@
 
 TgqError
 ├── InvalidRequest            422  validation
-│   ├── NotSupportedYet       422  validation
+│   ├── TooLong               422  validation
 │   └── UnknownAdapter        422  validation
+├── TemplateError             422  template_error
 ├── MalformedBody             400  validation
 ├── UnsupportedMediaType      415  validation
 ├── BodyTimeout               408  timeout
 ├── PayloadTooLarge           413  validation
 ├── Unauthorized              401  unauthorized
-├── RouteNotFound             404  not_found
+├── NotFound                  404  not_found
+│   ├── RouteNotFound         404  not_found
+│   ├── UnknownModel          404  not_found
+│   └── UnknownModelVersion   404  not_found
 ├── MethodNotAllowed          405  method_not_allowed
 ├── Overloaded                429  overloaded
+│   └── KeyLimited            429  overloaded
+├── IdempotencyConflict       422  validation
 ├── GenerationFailed          424  generation
 ├── IncompleteGeneration      500  incomplete_generation
 ├── DeadlineExceeded          504  timeout
@@ -59,11 +65,8 @@ class InvalidRequest(TgqError):
         super().__init__(f"Input validation error: {reason}")
 
 
-class NotSupportedYet(InvalidRequest):
-    """A parameter of the contract that this version does not carry out: refused, never ignored."""
-
-    def __init__(self, field: str) -> None:
-        super().__init__(f"`{field}` is not supported yet")
+class TooLong(InvalidRequest):
+    """The prompt, or prompt and answer, do not fit the context."""
 
 
 class UnknownAdapter(InvalidRequest):
@@ -72,6 +75,16 @@ class UnknownAdapter(InvalidRequest):
     def __init__(self, name: str, known: Iterable[str]) -> None:
         there = ", ".join(f"`{adapter}`" for adapter in sorted(known)) or "none"
         super().__init__(f"`adapter_id` names `{name}`, which is not loaded; there are: {there}")
+
+
+class TemplateError(TgqError):
+    """The model's chat template cannot make a prompt of the messages; the reason is the template's own."""
+
+    status = 422
+    error_type = "template_error"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Template error: {reason}")
 
 
 class MalformedBody(TgqError):
@@ -109,11 +122,30 @@ class Unauthorized(TgqError):
     error_type = "unauthorized"
 
 
-class RouteNotFound(TgqError):
-    """There is nothing at this path."""
+class NotFound(TgqError):
+    """There is no such thing."""
 
     status = 404
     error_type = "not_found"
+
+
+class RouteNotFound(NotFound):
+    """There is nothing at this path."""
+
+
+class UnknownModel(NotFound):
+    """No live worker serves a model of this name, and no adapter has it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The model `{name}` does not exist")
+
+
+class UnknownModelVersion(NotFound):
+    """The model has no version of this name."""
+
+    def __init__(self, name: str, version: str, known: Iterable[str]) -> None:
+        there = ", ".join(f"`{one}`" for one in known)
+        super().__init__(f"The model `{name}` has no version `{version}`; there are: {there}")
 
 
 class MethodNotAllowed(TgqError):
@@ -128,6 +160,17 @@ class Overloaded(TgqError):
 
     status = 429
     error_type = "overloaded"
+
+
+class KeyLimited(Overloaded):
+    """A limit of the caller's API key is reached."""
+
+
+class IdempotencyConflict(TgqError):
+    """This `idempotency-key` was used for another request; send each request with a key of its own."""
+
+    status = 422
+    error_type = "validation"
 
 
 class GenerationFailed(TgqError):

@@ -13,20 +13,25 @@ from common.errors import InvalidRequest
 
 MAX_SCHEMA_BYTES = 65_536
 MAX_REGEX_BYTES = 8_192
+MAX_TOOLS_BYTES = 262_144
+"""The schemas of all functions together."""
 MAX_DEPTH = 48
 """Objects and arrays within one another. Recursion by `$ref` is not depth: it costs nothing to compile."""
 MAX_VALUES = 8_192
-"""Objects, arrays, strings and numbers in a schema."""
+"""Objects, arrays, strings and numbers in a schema; four times as many in those of all functions together."""
 MAX_MULTIPLES = 20_000
 """Sum of a schema's `multipleOf`, decimal points left out: each one costs as many automaton states."""
+
+
+_MAX_BYTES = {"json": MAX_SCHEMA_BYTES, "regex": MAX_REGEX_BYTES, "tools": MAX_TOOLS_BYTES}
 
 
 class Grammar(Struct, frozen=True):
     """A constraint on the whole answer, from its first token on."""
 
-    kind: Literal["json", "regex"]
+    kind: Literal["json", "regex", "tools"]
     text: str
-    """A JSON Schema (2020-12) as JSON, or a regular expression."""
+    """A JSON Schema (2020-12) as JSON, a regular expression, or calls of functions (`common.tool_grammar.Calls` as JSON)."""
 
     def check(self) -> None:
         """Refuse what is too large to compile, without compiling anything.
@@ -35,11 +40,11 @@ class Grammar(Struct, frozen=True):
             InvalidRequest: names the limit.
         """
         size = len(self.text.encode(errors="surrogatepass"))
-        limit = MAX_SCHEMA_BYTES if self.kind == "json" else MAX_REGEX_BYTES
+        limit = _MAX_BYTES[self.kind]
         if size > limit:
             raise grammar_error(f"it has {size} bytes, at most {limit} are allowed")
-        if self.kind == "json":
-            _check_shape(_parse(self.text))
+        if self.kind != "regex":
+            _check_shape(_parse(self.text), MAX_VALUES if self.kind == "json" else 4 * MAX_VALUES)
 
 
 def read_grammar(kind: str, value: Any) -> Grammar:
@@ -55,28 +60,54 @@ def read_grammar(kind: str, value: Any) -> Grammar:
     if kind == "regex":
         if not isinstance(value, str):
             raise grammar_error("the value of a `regex` must be a string")
-        grammar = Grammar("regex", value)
-    else:
-        if kind == "json_schema":
-            if not (isinstance(value, dict) and "schema" in value):
-                raise grammar_error("the value of a `json_schema` must be an object with a `schema`")
-            value = value["schema"]
-        if isinstance(value, str):
-            if len(value) > MAX_SCHEMA_BYTES:
-                raise grammar_error(f"it has more than {MAX_SCHEMA_BYTES} bytes")
-            value = _parse(value)
-        if not isinstance(value, dict):
-            raise grammar_error("a schema must be an object, or a string that holds one as JSON")
-        if not isinstance(value.get("properties"), dict):
-            raise grammar_error("a schema must have a `properties` field that is an object")
-        grammar = Grammar("json", _dump(value))
+        return regex_grammar(value)
+    if kind == "json_schema":
+        if not (isinstance(value, dict) and "schema" in value):
+            raise grammar_error("the value of a `json_schema` must be an object with a `schema`")
+        value = value["schema"]
+    schema = _read_schema(value)
+    if not isinstance(schema.get("properties"), dict):
+        raise grammar_error("a schema must have a `properties` field that is an object")
+    return json_grammar(schema)
+
+
+def json_grammar(schema: Any) -> Grammar:
+    """The grammar of a JSON Schema of any kind of value.
+
+    Args:
+        schema: an object, or a string that holds one as JSON.
+
+    Raises:
+        InvalidRequest: it is something else, or too large.
+    """
+    grammar = Grammar("json", dump_schema(_read_schema(schema)))
     grammar.check()
     return grammar
 
 
-def grammar_error(reason: str) -> InvalidRequest:
-    """The error for a grammar that cannot be used."""
-    return InvalidRequest(f"`grammar` is not valid: {reason}")
+def regex_grammar(expression: str) -> Grammar:
+    """
+    Raises:
+        InvalidRequest: it is too large.
+    """
+    grammar = Grammar("regex", expression)
+    grammar.check()
+    return grammar
+
+
+def grammar_error(reason: str, field: str = "grammar") -> InvalidRequest:
+    """The error for a grammar, or a part of one, that cannot be used."""
+    return InvalidRequest(f"`{field}` is not valid: {reason}")
+
+
+def _read_schema(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        if len(value) > MAX_SCHEMA_BYTES:
+            raise grammar_error(f"it has more than {MAX_SCHEMA_BYTES} bytes")
+        value = _parse(value)
+    if not isinstance(value, dict):
+        raise grammar_error("a schema must be an object, or a string that holds one as JSON")
+    return value
 
 
 def _parse(text: str) -> Any:
@@ -88,9 +119,13 @@ def _parse(text: str) -> Any:
         raise grammar_error(f"it is not JSON: {error}") from None
 
 
-def _dump(value: Any) -> str:
+def dump_schema(value: Any) -> str:
+    """A schema as JSON, its keys in their order: that of the answer's.
+
+    Raises:
+        InvalidRequest: it is nested too deeply, or holds what JSON has not.
+    """
     try:
-        # The order of the keys is the order of the answer's.
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except RecursionError:
         raise grammar_error(f"it is nested more than {MAX_DEPTH} levels deep") from None
@@ -98,15 +133,15 @@ def _dump(value: Any) -> str:
         raise grammar_error(str(error)) from None
 
 
-def _check_shape(schema: Any) -> None:
+def _check_shape(schema: Any, max_values: int) -> None:
     level, depth, count, multiples = [schema], 0, 0, 0
     while level:
         depth += 1
         count += len(level)
         if depth > MAX_DEPTH:
             raise grammar_error(f"it is nested more than {MAX_DEPTH} levels deep")
-        if count > MAX_VALUES:
-            raise grammar_error(f"it has more than {MAX_VALUES} values")
+        if count > max_values:
+            raise grammar_error(f"it has more than {max_values} values")
         multiples += sum(
             _digits(value["multipleOf"]) for value in level if isinstance(value, dict) and "multipleOf" in value
         )

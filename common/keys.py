@@ -13,6 +13,8 @@
 | {p}:cancelled:{request}       | string  | submitters             | workers                | CANCELLED_SECONDS            |
 | {p}:admission                 | hash    | web (admission script) | web                    | process: by its lease        |
 | {p}:admission_leases          | zset    | web (admission script) | web                    | entry: when its lease is out |
+| {p}:key_limits:{key's name}   | hash    | web (key limits)       | web                    | by lease, or when drained    |
+| {p}:idempotency:{digest}      | hash    | web (idempotent calls) | web                    | by lease, or its setting     |
 | {p}:reply:{process}           | channel | workers (StepFrames)   | one web process        | -                            |
 | {p}:control                   | channel | submitters (Control)   | all workers            | -                            |
 | {p}:control:{worker}          | channel | submitters (Control)   | one worker             | -                            |
@@ -23,13 +25,14 @@ work. `attempts` holds `{attempt}:{worker}` for each worker that was lost with t
 accepted it, the submitter those that had; a request with `max_attempts` of them is given up.
 
 Celery's own names (`_kombu.binding.*`, `*.pidbox`) are beside these. Prompts and answers are only in the queue, the
-unacked hash and on the channels; `{p}:dead` keeps headers, not bodies.
+unacked hash and on the channels; `{p}:dead` keeps headers, not bodies. Only where a caller sent an `Idempotency-Key` its answer
+is kept as well, for `idempotency_seconds` (a setting).
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from common.wire import JobClass
 
@@ -46,7 +49,8 @@ class Keys:
     prefix: str = "tgq"
 
     def queue(self, model: str, job_class: JobClass) -> str:
-        return f"{self.prefix}:queue:{model_slug(model)}:{job_class}"
+        # Readable, and no two models share one.
+        return f"{self.prefix}:queue:{quote(model, safe='/')}:{job_class}"
 
     def unacked(self, worker: str) -> str:
         return f"{self.prefix}:unacked:{worker}"
@@ -85,6 +89,13 @@ class Keys:
     def admission_leases(self) -> str:
         return f"{self.prefix}:admission_leases"
 
+    def key_limits(self, name: str) -> str:
+        return f"{self.prefix}:key_limits:{name}"
+
+    def idempotency(self, digest: str) -> str:
+        """Of one caller's idempotency key; the digest keeps callers apart and their words out of names."""
+        return f"{self.prefix}:idempotency:{digest}"
+
     def reply(self, process: str) -> str:
         return f"{self.prefix}:reply:{process}"
 
@@ -98,8 +109,3 @@ class Keys:
     @property
     def dead(self) -> str:
         return f"{self.prefix}:dead"
-
-
-def model_slug(model: str) -> str:
-    """A model's name as part of a key: letters, digits, `.`, `_`, `-`; everything else becomes `-`."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-") or "model"

@@ -82,6 +82,8 @@ class GenerationParameters(Struct, frozen=True, kw_only=True, omit_defaults=True
     """Alternatives to report for each generated token (ties with the last one are added)."""
     prefill_logprobs: bool = False
     """Report the log probability of each prompt token."""
+    prefill_top_n_tokens: int = 0
+    """Alternatives to report for each prompt token, where `prefill_logprobs` are."""
     children: int = 1
     """Sequences to generate from the one prompt, each with a seed of its own (`child_seed`)."""
 
@@ -130,8 +132,9 @@ class GenerationParameters(Struct, frozen=True, kw_only=True, omit_defaults=True
         if self.grammar is not None:
             self.grammar.check()
         check_stop_strings(self.stop)
-        if self.top_n_tokens < 0:
-            raise InvalidRequest("`top_n_tokens` must be >= 0")
+        for name in ("top_n_tokens", "prefill_top_n_tokens"):
+            if getattr(self, name) < 0:
+                raise InvalidRequest(f"`{name}` must be >= 0")
         if not 1 <= self.children <= MAX_CHILDREN:
             raise InvalidRequest(f"`children` must be between 1 and {MAX_CHILDREN}")
 

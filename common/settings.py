@@ -58,6 +58,12 @@ class Settings(BaseSettings):
     """LoRA adapters, separated by commas: hub ids or `name=folder`, each with `@revision` if wanted."""
     lora_folder: Path | None = Field(None, validation_alias=_ours("lora_folder"))
     """Folder with one LoRA adapter in each subfolder, followed while serving."""
+    accept_any_model: bool = Field(False, validation_alias=_ours("accept_any_model"))
+    """Requests that name a model nobody serves go to the default one, instead of 404."""
+    served_model_name: str | None = Field(
+        None, min_length=1, max_length=256, validation_alias=_ours("served_model_name")
+    )
+    """Name that requests, answers and the queue know the model by, the same for its workers. Default: `model_id`."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     huggingface_hub_cache: Path | None = None
@@ -82,12 +88,16 @@ class Settings(BaseSettings):
     """Refuse requests with a `grammar`."""
     grammar_timeout: float = Field(5.0, gt=0, validation_alias=_ours("grammar_timeout"))
     """Seconds a grammar may take to compile; those that take longer are refused."""
-    max_client_batch_size: int = Field(4, ge=1)
-    """Most prompts in one request."""
+    max_client_batch_size: int = Field(32, ge=1)
+    """Most prompts in one request; TGI's default of 4 is below what clients of OpenAI's API send by default."""
     payload_limit: int = Field(2_000_000, ge=1)
     """Bytes of a request body at most."""
     validation_workers: int = Field(2, ge=1)
     """Threads that validate and tokenize, per web process."""
+    max_choices: int = Field(16, ge=1, le=128, validation_alias=_ours("max_choices"))
+    """Largest `n` or `best_of` of a request on `/v1`."""
+    max_top_logprobs: int = Field(20, ge=0, validation_alias=_ours("max_top_logprobs"))
+    """Most alternatives for each token on `/v1` (`top_logprobs`, `logprobs`)."""
 
     # -- watermark
     watermark_gamma: float = Field(0.5, gt=0, lt=1)
@@ -129,7 +139,17 @@ class Settings(BaseSettings):
     cors_allow_origin: Annotated[list[str], NoDecode] = []
     """Origins browsers may call from, separated by commas; none means any."""
     api_key: SecretStr | None = None
-    """When set, generation routes want `Authorization: Bearer <key>`."""
+    """When set, what is protected wants `Authorization: Bearer <key>`."""
+    api_keys_file: Path | None = Field(None, validation_alias=_ours("api_keys_file"))
+    """TOML or JSON file of API keys with names and limits, read again when it changes."""
+    protect: Literal["api", "all"] = Field("api", validation_alias=_ours("protect"))
+    """What wants a key when there are keys: generation, tokenizing and `/v1`, or everything but health checks."""
+    idempotency_seconds: float = Field(600.0, gt=0, validation_alias=_ours("idempotency_seconds"))
+    """How long the answer to a call with an `Idempotency-Key` is kept for those who repeat it."""
+    idempotency_grace: float = Field(10.0, ge=0, validation_alias=_ours("idempotency_grace"))
+    """Seconds such a call runs on when its client has left, so that a retry finds it."""
+    error_format: Literal["openai", "tgi"] = Field("openai", validation_alias=_ours("error_format"))
+    """Form of errors on `/v1` routes: OpenAI's nested object, or TGI's flat one."""
     keepalive_seconds: float = Field(15.0, ge=0, validation_alias=_ours("keepalive_seconds"))
     """A comment is sent on a stream that was silent this long; 0 sends none."""
     graceful_termination_timeout: float = Field(90.0, ge=0)
@@ -253,6 +273,11 @@ class Settings(BaseSettings):
         if isinstance(alias, AliasChoices):
             return str(alias.choices[0])
         return name.upper() if alias is None else str(alias)
+
+    @property
+    def model_name(self) -> str:
+        """What requests call the model."""
+        return self.served_model_name or self.model_id
 
     @property
     def broker_url(self) -> str:

@@ -67,9 +67,9 @@ class Tokenizer:
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
-    def encode(self, text: str) -> Encoding:
-        """Token ids of a text with their places in it; special tokens are added."""
-        (encoding,) = self._tokenizer.encode_batch([text])
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> Encoding:
+        """Token ids of a text with their places in it."""
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return Encoding(list(encoding.ids), list(encoding.offsets))
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
@@ -78,6 +78,10 @@ class Tokenizer:
     def knows(self, token_id: int) -> bool:
         """Whether there is such a token; a model's logits may be wider than its vocabulary."""
         return self._tokenizer.id_to_token(token_id) is not None
+
+    def has_token(self, token: str) -> bool:
+        """Whether there is a token that is written so."""
+        return self._tokenizer.token_to_id(token) is not None
 
     def token_text(self, token_id: int) -> str:
         """Text of one token by itself, special or not: what lists of tokens show. Empty for unknown ids."""

@@ -107,6 +107,7 @@ class PrefillToken(Struct, frozen=True, gc=False, array_like=True):
     text: str
     logprob: float | None
     """None for the first token of the prompt."""
+    top: list[TopToken] = []
 
 
 class Finish(Struct, frozen=True, gc=False, array_like=True):
@@ -335,9 +336,21 @@ class WorkerRecord(Struct, kw_only=True):
     stats: EngineStats = msgspec.field(default_factory=EngineStats)
 
 
+# -- web process -> web processes --------------------------------------------------------------------------------------
+
+
+class KeptAnswer(Struct, frozen=True):
+    """A whole answer, kept for callers who repeat their request."""
+
+    version: int
+    headers: dict[str, str]
+    body: bytes
+
+
 encode_msgpack = msgspec.msgpack.Encoder().encode
 decode_step_frames = msgspec.msgpack.Decoder(StepFrames).decode
 decode_control = msgspec.msgpack.Decoder(Control).decode
+decode_kept_answer = msgspec.msgpack.Decoder(KeptAnswer).decode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 encode_json = msgspec.json.Encoder().encode

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from common.field_docs import field_docs
 from common.settings import Settings
 from ops.configuration import BadSetting, Configuration, flag, variables
-from ops.settings_docs import setting_docs
 
 BAD_USAGE = 2
 _SHORT = {"port": "-p", "graceful_termination_timeout": "-g"}
@@ -52,7 +52,7 @@ def _parameter(name: str) -> inspect.Parameter:
     names = [flag(name)]
     names += [flag(variable.lower()) for variable in variables(name)[1:] if not variable.startswith("TGQ_")]
     names += [_SHORT[name]] if name in _SHORT else []
-    hint = f"{setting_docs().get(name, '')} [{variables(name)[0]}; {_default(name)}]".strip()
+    hint = f"{field_docs(Settings).get(name, '')} [{variables(name)[0]}; {_default(name)}]".strip()
     option = typer.Option(*names, help=hint, show_default=False, metavar=_metavar(name), rich_help_panel="Settings")
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_flag_type(name), option]

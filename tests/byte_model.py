@@ -15,7 +15,7 @@ EOS = 256
 """Ids 0 to 255 are the pieces of the byte-level alphabet; the end-of-text token follows."""
 
 
-def write_byte_model(cache: Path) -> None:
+def write_byte_model(cache: Path, *, chat_template: str | None = None) -> None:
     """Put a byte-level tokenizer without merges where the packaged model would be: one token a byte."""
     folder = default_model_folder(Settings.of(cache_dir=cache))
     folder.mkdir(parents=True)
@@ -26,3 +26,5 @@ def write_byte_model(cache: Path) -> None:
     tokenizer.add_special_tokens(["<end>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": CONTEXT, "eos_token_id": EOS}))
+    if chat_template is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": chat_template}))

@@ -7,10 +7,11 @@ from falcon.asgi import App, Request, Response
 from common.settings import Settings
 from web.disconnect import ASGIApp, DisconnectWatch
 from web.errors import add_error_handlers
-from web.middleware.api_key import ApiKey
+from web.middleware.api_key import ApiKeys
 from web.middleware.cors import Cors
 from web.middleware.known_methods import KnownMethods
 from web.middleware.lifespan import Lifespan
+from web.middleware.model_paths import ModelPaths
 from web.middleware.request_id import RequestId
 from web.plain_http import PlainHttp
 from web.routes import add_routes
@@ -22,7 +23,7 @@ def create_app(settings: Settings) -> ASGIApp:
 
     Raises:
         ModelNotFound: the tokenizer's files are not there.
-        ValueError: the limits do not fit the model.
+        ValueError: the limits do not fit the model, or the file of API keys is not right.
     """
     services = Services(settings)
     app: App[Request, Response] = App()
@@ -30,8 +31,9 @@ def create_app(settings: Settings) -> ASGIApp:
     app.add_middleware(RequestId())
     app.add_middleware(Cors(settings.cors_allow_origin))
     app.add_middleware(KnownMethods())
-    app.add_middleware(ApiKey(settings.api_key))
+    app.add_middleware(ModelPaths())
+    app.add_middleware(ApiKeys(services.api_keys, settings))
     app.req_options.strip_url_path_trailing_slash = True
-    add_error_handlers(app)
+    add_error_handlers(app, settings)
     add_routes(app, services)
     return PlainHttp(DisconnectWatch(app, send_timeout=settings.stall_timeout))

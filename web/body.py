@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from falcon.asgi import Request
 
 from common.errors import BodyTimeout, PayloadTooLarge, UnsupportedMediaType
+from web.content_coding import Inflater
 
 _JSON = re.compile(r"application/([^;/\s]+\+)?json\s*(;|$)", re.IGNORECASE)
 _SILENCE_SECONDS = 30.0
@@ -16,23 +17,32 @@ _SILENCE_SECONDS = 30.0
 
 
 async def read_json_body(request: Request, limit: int) -> bytes:
-    """The body's bytes.
+    """The body's bytes, unpacked.
 
     Raises:
-        UnsupportedMediaType: the content type is neither `application/json` nor `application/*+json`.
+        UnsupportedMediaType: the content type is neither `application/json` nor `application/*+json`, or the body is
+            compressed in a way that is not known here.
         BodyTimeout: the client stopped sending.
-        PayloadTooLarge: more than `limit` bytes, announced or sent.
+        PayloadTooLarge: more than `limit` bytes, announced, sent or unpacked.
+        MalformedBody: it cannot be unpacked.
     """
     if not _JSON.match(request.content_type or ""):
         raise UnsupportedMediaType
+    coding = (request.get_header("content-encoding") or "identity").strip().lower()
+    inflater = Inflater(coding) if coding != "identity" else None
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
     parts = aiter(request.stream)
     body = bytearray()  # and no list: parts may be single bytes
     while part := await _next(parts):
-        if len(body) + len(part) > limit:
-            raise _too_large(limit)
-        body += part
+        if inflater is None:
+            _add(body, part, limit)
+            continue
+        for piece in inflater.pieces(part):
+            _add(body, piece, limit)
+            await asyncio.sleep(0)  # a small part may become a large body
+    if inflater is not None:
+        _add(body, inflater.finish(), limit)
     return bytes(body)
 
 
@@ -43,6 +53,12 @@ async def _next(parts: AsyncIterator[bytes]) -> bytes:
             return await anext(parts, b"")
     except TimeoutError:
         raise BodyTimeout from None
+
+
+def _add(body: bytearray, part: bytes, limit: int) -> None:
+    if len(body) + len(part) > limit:
+        raise _too_large(limit)
+    body += part
 
 
 def _too_large(limit: int) -> PayloadTooLarge:

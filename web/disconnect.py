@@ -54,6 +54,11 @@ class RequestLifetime:
         lifetime: RequestLifetime = scope[_KEY]
         return lifetime
 
+    def detach(self) -> ExitStack:
+        """Hand over what the request holds, and will hold: whoever calls closes it, and may outlive the client."""
+        self.stack = self.stack.pop_all()
+        return self.stack
+
     def watch(self) -> None:
         """Watch for the client's leaving from here on; the request's body must have been read."""
         if self._watcher is None:

@@ -1,4 +1,4 @@
-"""Every error as a client sees it: a status, `{"error", "error_type"}`, and the headers that go with it."""
+"""Every error as a client sees it: a status, a body in its API's form, and the headers that go with it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from falcon.asgi import App, Request, Response
 from redis.exceptions import RedisError
 
 from common.errors import (
+    KeyLimited,
     MethodNotAllowed,
     Overloaded,
     RouteNotFound,
@@ -17,9 +18,12 @@ from common.errors import (
     TgqError,
     Unauthorized,
     Unhealthy,
+    UnsupportedMediaType,
 )
-from common.protocols.tgi_answer import ErrorResponse, encode
+from common.settings import Settings
 from web import sse
+from web.content_coding import ACCEPTED
+from web.dialects import ErrorForm, error_form
 
 log = structlog.get_logger(__name__)
 
@@ -29,6 +33,8 @@ _MIN_RETRY_SECONDS = 1
 def public_error(error: Exception) -> TgqError:
     """The error a client is told; what is not meant for it becomes one that says nothing."""
     match error:
+        case KeyLimited():
+            return error
         case Overloaded():
             return Overloaded(retry_after=error.retry_after)  # the text TGI's clients know, whatever was full
         case TgqError():
@@ -45,22 +51,20 @@ def public_error(error: Exception) -> TgqError:
             return TgqError("Internal server error")
 
 
-def error_body(error: TgqError) -> bytes:
-    return encode(ErrorResponse(error.message, error.error_type))
-
-
-def write_error(request: Request, response: Response, error: TgqError) -> None:
+def write_error(request: Request, response: Response, error: TgqError, form: ErrorForm) -> None:
     response.status = error.status
     if isinstance(error, (Overloaded, ServiceUnavailable, Unhealthy)):
         response.set_header("retry-after", str(max(error.retry_after or 0, _MIN_RETRY_SECONDS)))
     if isinstance(error, Unauthorized):
         response.set_header("www-authenticate", "Bearer")
+    if isinstance(error, UnsupportedMediaType):
+        response.set_header("accept-encoding", ACCEPTED)
     if getattr(request.context, "stream", False) and wants_events_alone(request):
         response.content_type = sse.CONTENT_TYPE
-        response.data = sse.frame(error_body(error))
+        response.data = sse.frame(form(error))
     else:
         response.content_type = falcon.MEDIA_JSON
-        response.data = error_body(error)
+        response.data = form(error)
 
 
 def wants_events_alone(request: Request) -> bool:
@@ -69,7 +73,7 @@ def wants_events_alone(request: Request) -> bool:
     return kinds == {sse.CONTENT_TYPE}
 
 
-def add_error_handlers(app: App[Request, Response]) -> None:
+def add_error_handlers(app: App[Request, Response], settings: Settings) -> None:
     async def handle(request: Request, response: Response, error: Exception, params: dict[str, Any]) -> None:
         told = public_error(error)
         if type(told) is TgqError and told.status >= 500:
@@ -79,7 +83,7 @@ def add_error_handlers(app: App[Request, Response]) -> None:
         record = getattr(request.context, "record", None)
         if record is not None:
             record.failed(told)
-        write_error(request, response, told)
+        write_error(request, response, told, error_form(request.path, settings))
 
     app.add_error_handler(Exception, handle)
     app.add_error_handler(falcon.HTTPError, handle)

@@ -1,4 +1,4 @@
-"""One admitted generation request, from its parsed body to its tokens; the same for every protocol.
+"""One admitted generation request, from what is asked to its tokens; the same for every protocol.
 
 The order is TGI's: rules of combination, permit, rules of value and tokenizing, queue. Whatever is taken on the way hangs
 on the request's lifetime and is let go when that ends, in any phase.
@@ -7,20 +7,22 @@ on the request's lifetime and is let go when that ends, in any phase.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import structlog
 from falcon.asgi import Request
 
-from common.admission import Permit
+from common.client.merged_stream import MergedStream
 from common.client.token_stream import TokenStream
 from common.errors import TgqError
-from common.protocols.tgi_request import GenerateRequest
-from common.validation import ValidRequest
+from common.validation import Ask, ValidRequest
 from common.wire import Tokens
 from web import sse
+from web.dialects import ErrorForm
 from web.disconnect import RequestLifetime
-from web.errors import error_body, public_error
+from web.entry import Entry, enter
+from web.errors import public_error
+from web.models import ServedModel
 from web.request_record import RequestRecord
 from web.services import Services
 from web.silence import Silence
@@ -35,16 +37,22 @@ class Generation:
     """A request that is in the queue or further."""
 
     def __init__(
-        self, valid: ValidRequest, stream: TokenStream, permit: Permit, record: RequestRecord, keepalive: float
+        self,
+        requests: list[ValidRequest],
+        stream: TokenStream | MergedStream,
+        entry: Entry,
+        record: RequestRecord,
+        keepalive: float,
     ) -> None:
         """
         Args:
+            requests: one for each prompt.
             keepalive: seconds of silence after which a stream gets a comment; 0 for never.
         """
-        self.valid = valid
+        self.requests = requests
         self.record = record
         self._stream = stream
-        self._permit = permit
+        self._entry = entry
         self._keepalive = keepalive or None
         self._begun = True
 
@@ -70,15 +78,20 @@ class Generation:
         if self._stream.error is not None and self._stream.timings.first_token is None:
             raise self._stream.error
 
-    async def chunks(self, encode: Callable[[Tokens], list[bytes]]) -> AsyncIterator[bytes]:
+    async def chunks(
+        self, encode: Callable[[Tokens], list[bytes]], error_form: ErrorForm, *, first: bytes = b"", last: bytes = b""
+    ) -> AsyncIterator[bytes]:
         """The stream's bytes: all events that are there as one chunk, comments in silence, an error as the last event.
 
         Args:
             encode: turns tokens into the JSON of zero or more events.
+            error_form: makes the JSON of an error.
+            first: sent at once.
+            last: sent after the last token's events.
         """
         try:
-            if not self._begun:
-                yield sse.COMMENT
+            if first or not self._begun:
+                yield first or sse.COMMENT
             with Silence(self._keepalive) as silence:
                 while True:
                     silence.begin()
@@ -93,53 +106,86 @@ class Generation:
                     if tokens is None:
                         return
                     self._received(tokens)
-                    yield sse.frames(encode(tokens))
+                    if chunk := sse.frames(encode(tokens)) + (last if tokens.ends else b""):
+                        yield chunk
         except Exception as error:  # the status is out: whatever happens is told in the stream, and never breaks it off
             told = public_error(error)
             if type(told) is TgqError:
                 log.error("unexpected error in a stream", exc_info=error)
             self.record.failed(told)
-            self._permit.release()
-            yield sse.frame(error_body(told))
+            self._entry.release()
+            yield sse.frame(error_form(told))
 
     def _received(self, tokens: Tokens) -> None:
         self.record.received(tokens)
         if tokens.ends:
             # Not when the answer is sent: a client that reads slowly must not keep others out.
-            self._permit.release()
+            self._entry.release()
 
 
-async def open_generation(services: Services, request: Request, body: GenerateRequest, *, stream: bool) -> Generation:
+async def open_generation(
+    services: Services,
+    request: Request,
+    model: ServedModel,
+    asks: Callable[[], Awaitable[Sequence[Ask]]],
+    *,
+    sequences: int,
+    stream: bool,
+) -> Generation:
     """Admit, validate and queue a request.
+
+    Args:
+        model: whose workers it is for.
+        asks: makes what is asked for, one for each prompt, once the request is admitted; may raise `InvalidRequest`.
+        sequences: how many those will generate, all prompts and children together.
+        stream: for the records.
 
     Raises:
         InvalidRequest: the request breaks a rule.
-        Overloaded: too many requests are under way, or the queue is full.
+        Overloaded: too many requests are under way, of all or of the key's, or the queue is full.
         ServiceUnavailable: Redis is away.
     """
+    lifetime = RequestLifetime.of(request.scope)
+    record: RequestRecord = request.context.record
+    if stream:
+        record.streams()
+    entry = await enter(services, request, model.id, sequences)
+    lifetime.stack.callback(entry.release)
+    record.entered("validation")
+    jobs, requests = [], []
+    name = "max_new_tokens"
+    for ask in await asks():
+        name = ask.names.get("max_new_tokens", "max_new_tokens")
+        known_adapters = None if ask.adapter is None else await services.workers.adapters(model.id)
+        valid = await model.validator.validate(ask, known_adapters)
+        record.validated(valid)
+        requests.append(valid)
+        jobs.append(
+            services.client.new_job(
+                valid.prompt_ids, valid.parameters, model=model.id, adapter=valid.adapter, trace=_trace(request)
+            )
+        )
+    await entry.reserve(requests, name)
+    record.entered("dispatch")
+    streams = [services.client.generate(job) for job in jobs]
+    tokens = streams[0] if len(streams) == 1 else MergedStream(streams)
+    lifetime.stack.callback(tokens.close)
+    await tokens.__aenter__()
+    record.dispatched(tokens.timings)
+    return Generation(requests, tokens, entry, record, services.settings.keepalive_seconds)
+
+
+def begin_record(services: Services, request: Request) -> None:
+    """From here on the request is counted and, once it is over, logged."""
     lifetime = RequestLifetime.of(request.scope)
     record = request.context.record = RequestRecord(
         services.metrics,
         lifetime,
         request_id=request.context.request_id,
         route=request.uri_template or "",
-        stream=stream,
+        tenant=request.context.tenant,
     )
     lifetime.stack.enter_context(record)
-    services.validator.check_combination(body.parameters, stream=stream)
-    permit = await services.admission.acquire(max(body.parameters.best_of or 1, 1))
-    lifetime.stack.callback(permit.release)
-    record.entered("validation")
-    known_adapters = None if body.parameters.adapter_id is None else await services.workers.adapters()
-    valid = await services.validator.validate(body, known_adapters)
-    record.validated(valid)
-    record.entered("dispatch")
-    job = services.client.new_job(valid.prompt_ids, valid.parameters, adapter=valid.adapter, trace=_trace(request))
-    tokens = services.client.generate(job)
-    lifetime.stack.callback(tokens.close)
-    await tokens.__aenter__()
-    record.dispatched(tokens.timings)
-    return Generation(valid, tokens, permit, record, services.settings.keepalive_seconds)
 
 
 def _trace(request: Request) -> dict[str, str]:

@@ -16,13 +16,16 @@ class HealthCheck:
         self._client = client
         self._workers = workers
 
-    async def check(self) -> None:
+    async def check(self, model: str | None = None) -> None:
         """
+        Args:
+            model: one of those served; default: the settings' one.
+
         Raises:
             Unhealthy: known within the Redis timeouts.
         """
         try:
-            healthy = await self._workers.ready() and self._client.connected
+            healthy = await self._workers.ready(model) and self._client.connected
         except RedisError:
             healthy = False
         if not healthy:

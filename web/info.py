@@ -19,6 +19,8 @@ class Info(Struct, frozen=True, kw_only=True):
     model_device_type: str
     """`cpu` or `cuda`; `scripted` for the model without weights; `unknown` until a worker has been seen."""
     model_pipeline_tag: str | None
+    chat: bool
+    """Whether the model has a chat template; without one, chats are refused."""
     max_concurrent_requests: int
     max_best_of: int
     max_stop_sequences: int
@@ -45,13 +47,15 @@ def service_info(services: Services, card: ModelCard | None) -> Info:
     Args:
         card: of the last worker seen, None when none was.
     """
-    settings, limits = services.settings, services.limits
+    settings, model = services.settings, services.models.default
+    limits = model.limits
     return Info(
         model_id=settings.model_id,
-        model_sha=card.sha if card else services.files.sha,
+        model_sha=card.sha if card else model.files.sha,
         model_dtype=card.dtype if card else f"torch.{settings.dtype or 'float32'}",
         model_device_type=card.device_type if card else "unknown",
         model_pipeline_tag="text-generation",
+        chat=model.chat_template.exists,
         max_concurrent_requests=settings.max_concurrent_requests,
         max_best_of=settings.max_best_of,
         max_stop_sequences=settings.max_stop_sequences,

@@ -12,8 +12,10 @@ from common.client.timings import Timings
 from common.errors import (
     DeadlineExceeded,
     GenerationFailed,
+    IdempotencyConflict,
     IncompleteGeneration,
     InvalidRequest,
+    KeyLimited,
     Overloaded,
     ServiceUnavailable,
     TgqError,
@@ -29,8 +31,10 @@ log = structlog.get_logger(__name__)
 
 _FAILURES: dict[type[TgqError], str] = {
     # TGI's words where it has one
+    KeyLimited: "rate_limited",  # before what it is a kind of
     Overloaded: "overloaded",
     InvalidRequest: "validation",
+    IdempotencyConflict: "validation",
     GenerationFailed: "generation",
     IncompleteGeneration: "incomplete",
     DeadlineExceeded: "timeout",
@@ -42,18 +46,20 @@ class RequestRecord:
     """Context of one request, from its parsed body to its end."""
 
     def __init__(
-        self, metrics: WebMetrics, lifetime: RequestLifetime, *, request_id: str, route: str, stream: bool
+        self, metrics: WebMetrics, lifetime: RequestLifetime, *, request_id: str, route: str, tenant: str = ""
     ) -> None:
         self.cause: str | None = None
         """How it ended, once it did."""
         self.timings: Timings | None = None
-        self.valid: ValidRequest | None = None
+        self.prompt_tokens = 0
+        """Of all prompts, once they are validated."""
         self.finish: Finish | None = None
         self._metrics = metrics
         self._lifetime = lifetime
         self._request_id = request_id
         self._route = route
-        self._stream = stream
+        self._tenant = tenant
+        self._stream = False
         self._arrived = self._phase_since = time.monotonic()
         self._phase: Phase = "admission"
         self._gaps = LocalHistogram(metrics.inter_token)
@@ -64,9 +70,12 @@ class RequestRecord:
     def __enter__(self) -> RequestRecord:
         self._metrics.request_count.inc()
         self._metrics.in_flight.inc()
-        if self._stream:
-            self._metrics.streams.inc()
         return self
+
+    def streams(self) -> None:
+        """The answer is to be a stream."""
+        self._stream = True
+        self._metrics.streams.inc()
 
     def entered(self, phase: Phase) -> None:
         """A phase begins and the one before it has ended."""
@@ -76,7 +85,7 @@ class RequestRecord:
         self._phase, self._phase_since = phase, now
 
     def validated(self, valid: ValidRequest) -> None:
-        self.valid = valid
+        self.prompt_tokens += len(valid.prompt_ids)
         self._metrics.input_length.observe(len(valid.prompt_ids))
         self._metrics.max_new_tokens.observe(valid.parameters.max_new_tokens)
 
@@ -98,6 +107,10 @@ class RequestRecord:
         if tokens.ends:
             self.finish = tokens.finish
             self._succeeded(now)
+
+    def replayed(self) -> None:
+        """The answer is that of an earlier call."""
+        self._end("replayed")
 
     def failed(self, error: TgqError) -> None:
         """The request ended with an error that its client is told."""
@@ -129,6 +142,11 @@ class RequestRecord:
         if self._phase != "queue" or self.timings is None or self.timings.accepted is None:
             return self._phase
         return "prefill" if self.timings.first_token is None else "decode"
+
+    @property
+    def spent_tokens(self) -> int:
+        """Of the prompts and generated so far, of a request that was queued."""
+        return self.prompt_tokens + self._tokens if self.timings is not None else 0
 
     # -- figures of a finished request, in seconds
 
@@ -179,10 +197,12 @@ class RequestRecord:
             "generated_tokens": self._tokens,
             "total_ms": round(self.total_seconds * 1000),
         }
+        if self._tenant:
+            summary["key"] = self._tenant
         if self.finish is None:
             summary["phase"] = self.phase
-        if self.valid is not None:
-            summary["prompt_tokens"] = len(self.valid.prompt_ids)
+        if self.prompt_tokens:
+            summary["prompt_tokens"] = self.prompt_tokens
         if self.timings is not None:
             summary["validation_ms"] = round(self.validation_seconds * 1000)
         if self.finish is not None:

@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from falcon.asgi import App, Request, Response
 
+from web.openapi.document import build_document
+from web.resources.chat import ChatCompletions
+from web.resources.chat_tokenize import ChatTokenize
+from web.resources.completions import Completions
+from web.resources.docs import Docs, Documentation, DocumentationResource, OpenApi
 from web.resources.generate import Generate, GenerateStream, Root
+from web.resources.invocations import Invocations
+from web.resources.models import Models, OneModel
+from web.resources.open_inference import (
+    ModelList,
+    ModelMetadata,
+    ModelReady,
+    OpenInferenceGenerate,
+    OpenInferenceGenerateStream,
+    ServerLive,
+    ServerMetadata,
+    ServerReady,
+)
 from web.resources.resource import Resource
 from web.resources.service import Health, Info, Metrics
 from web.resources.tokenize import Tokenize
@@ -16,13 +33,42 @@ ROUTES: dict[str, type[Resource]] = {
     "/generate": Generate,
     "/generate_stream": GenerateStream,
     "/tokenize": Tokenize,
+    "/chat_tokenize": ChatTokenize,
+    "/invocations": Invocations,
     "/health": Health,
     "/ping": Health,
     "/info": Info,
     "/metrics": Metrics,
+    # OpenAI
+    "/v1/chat/completions": ChatCompletions,
+    "/v1/completions": Completions,
+    "/v1/models": Models,
+    "/v1/models/{name:path}": OneModel,
+    # Open Inference Protocol
+    "/v2": ServerMetadata,
+    "/v2/health/live": ServerLive,
+    "/v2/health/ready": ServerReady,
+    "/v2/models": ModelList,
+    "/v2/models/{model}": ModelMetadata,
+    "/v2/models/{model}/ready": ModelReady,
+    "/v2/models/{model}/generate": OpenInferenceGenerate,
+    "/v2/models/{model}/generate_stream": OpenInferenceGenerateStream,
+    "/v2/models/{model}/versions/{version}": ModelMetadata,
+    "/v2/models/{model}/versions/{version}/ready": ModelReady,
+    "/v2/models/{model}/versions/{version}/generate": OpenInferenceGenerate,
+    "/v2/models/{model}/versions/{version}/generate_stream": OpenInferenceGenerateStream,
+}
+
+DOCUMENTATION: dict[str, type[DocumentationResource]] = {
+    "/openapi.json": OpenApi,
+    "/api-doc/openapi.json": OpenApi,
+    "/docs": Docs,
 }
 
 
 def add_routes(app: App[Request, Response], services: Services) -> None:
     for path, resource in ROUTES.items():
         app.add_route(path, resource(services))
+    documentation = Documentation(lambda: build_document(services.settings, {**ROUTES, **DOCUMENTATION}))
+    for path, documenting in DOCUMENTATION.items():
+        app.add_route(path, documenting(services, documentation))

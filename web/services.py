@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import get_args
+import asyncio
 
 from common.admission import Admission
+from common.api_keys import KeyRing
+from common.background import every, stop_tasks
 from common.client.generation import GenerationClient
 from common.engine_metrics import EngineTotals
 from common.garbage import settle_heap
-from common.limits import resolve_limits
+from common.idempotency import CallStore
+from common.key_limits import KeyLimits
 from common.metrics import WebMetrics, multiprocess_directory
-from common.model_files import find_model
 from common.redis_clients import async_redis
 from common.settings import Settings
-from common.tokenizer import Tokenizer
-from common.validation import Validator
-from common.wire import JobClass
 from web.health import HealthCheck
+from web.idempotency import Idempotency
 from web.live_workers import LiveWorkers
+from web.models import Models
+
+KEY_FILE_SECONDS = 1.0
+"""A change of the file of API keys is noticed after this time."""
 
 
 class Services:
@@ -25,33 +29,43 @@ class Services:
 
     Raises:
         ModelNotFound: the tokenizer's files are not there.
-        ValueError: the limits do not fit the model.
+        ValueError: the limits do not fit the model, or the file of API keys is not right.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.files = find_model(settings, weights=False)
-        self.limits = resolve_limits(settings, self.files.context_length)
-        self.metrics = WebMetrics(self.limits)
-        self.engine_totals = EngineTotals(multiprocess_directory())
-        self.validator = Validator(settings, self.limits, Tokenizer(self.files))
+        self.api_keys = KeyRing(settings)
         self.redis = async_redis(settings)
         self.client = GenerationClient(settings, self.redis)
         self.keys = self.client.keys
         self.admission = Admission(self.redis, self.keys, settings, self.client.process_id)
+        self.key_limits = KeyLimits(self.redis, self.keys, settings, self.client.process_id)
+        self.idempotency = Idempotency(CallStore(self.redis, self.keys, settings), settings)
         self.workers = LiveWorkers(self.redis, self.keys, settings)
+        self.models = Models(settings, self.workers)
+        self.metrics = WebMetrics(self.models.default.limits)
+        self.engine_totals = EngineTotals(multiprocess_directory())
         self.health = HealthCheck(self.client, self.workers)
-        self.queues = [self.keys.queue(settings.model_id, job_class) for job_class in get_args(JobClass)]
 
     async def start(self) -> None:
         """Connect; when Redis is away the process starts all the same and answers 503 until it is there."""
         await self.client.start()
         await self.admission.start()
+        await self.key_limits.start()
+        self._following_keys = asyncio.create_task(every(KEY_FILE_SECONDS, self._follow_keys, "API keys"))
+        await self.workers.start()
         settle_heap()
 
     async def stop(self) -> None:
         """Cancel what still runs, give back the permits, disconnect; bounded by the Redis timeouts."""
+        await stop_tasks([self._following_keys])
+        await self.idempotency.close()
         await self.client.close()
+        await self.key_limits.close()
         await self.admission.close()
-        self.validator.close()
+        await self.workers.stop()
+        self.models.close()
         await self.redis.aclose()
+
+    async def _follow_keys(self) -> None:
+        await asyncio.to_thread(self.api_keys.refresh)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from common.protocols.tgi_request import GenerateRequest
 from web.request_record import RequestRecord
 from web.services import Services
 
@@ -12,19 +11,23 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _IGNORED_SHOWN = 20
 
 
-async def prompt_headers(services: Services, body: GenerateRequest) -> dict[str, str]:
-    """Headers of every successful generation, streams too."""
-    card = await services.workers.card()
-    headers = {"x-compute-type": card.device_type if card else "unknown", "x-compute-characters": str(len(body.inputs))}
-    ignored = [name if _PLAIN.fullmatch(name) else "?" for name in body.ignored[:_IGNORED_SHOWN]]
-    if ignored:
-        headers["x-ignored-parameters"] = ", ".join(ignored)
+async def prompt_headers(services: Services, model: str, characters: int, ignored: list[str]) -> dict[str, str]:
+    """Headers of every successful generation, streams too.
+
+    Args:
+        characters: of the prompt as it was sent.
+        ignored: paths of the keys that had no effect.
+    """
+    card = await services.workers.card(model)
+    headers = {"x-compute-type": card.device_type if card else "unknown", "x-compute-characters": str(characters)}
+    shown = [name if _PLAIN.fullmatch(name) else "?" for name in ignored[:_IGNORED_SHOWN]]
+    if shown:
+        headers["x-ignored-parameters"] = ", ".join(shown)
     return headers
 
 
 def answer_headers(record: RequestRecord, generated: int) -> dict[str, str]:
     """Headers of a whole answer of `generated` tokens; times in milliseconds, save `x-compute-time` in seconds."""
-    assert record.valid is not None
     return {
         "x-compute-time": f"{record.total_seconds:.6f}",
         "x-total-time": _milliseconds(record.total_seconds),
@@ -32,7 +35,7 @@ def answer_headers(record: RequestRecord, generated: int) -> dict[str, str]:
         "x-queue-time": _milliseconds(record.queue_seconds),
         "x-inference-time": _milliseconds(record.inference_seconds),
         "x-time-per-token": _milliseconds(record.inference_seconds / max(generated, 1)),
-        "x-prompt-tokens": str(len(record.valid.prompt_ids)),
+        "x-prompt-tokens": str(record.prompt_tokens),
         "x-generated-tokens": str(generated),
     }
 

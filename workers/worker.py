@@ -103,7 +103,7 @@ class Worker:
             self._control.start()
             self._heartbeat.beat_now()
             settle_heap()
-            log.info("worker_ready", worker=self.id, model=self._settings.model_id)
+            log.info("worker_ready", worker=self.id, model=self._settings.model_name)
             return self._consume()
         finally:
             self._shut_down()
@@ -116,7 +116,7 @@ class Worker:
             pid=os.getpid(),
             engine_pid=self._engine.pid,
             host=self._host,
-            model=self._settings.model_id,
+            model=self._settings.model_name,
             state=self._state(),
             started_at=self._started_at,
             progress=self._dispatcher.progress,

@@ -143,16 +143,18 @@ class GenerationClient:
         prompt_ids: list[int],
         parameters: GenerationParameters,
         *,
+        model: str | None = None,
         adapter: str | None = None,
         job_class: JobClass = "interactive",
         deadline: float | None = None,
         trace: dict[str, str] | None = None,
     ) -> Job:
-        """A job for this client's model, answered to this client.
+        """A job that is answered to this client.
 
         Args:
             prompt_ids: the prompt, at least one token.
             parameters: resolved ones (see `GenerationParameters`).
+            model: whose workers get it; default: the settings' one.
             adapter: LoRA adapter by name.
             job_class: which queue.
             deadline: Unix seconds; the job must have started by then. Default: `queue_timeout` from now.
@@ -161,7 +163,7 @@ class GenerationClient:
         now = time.time()
         return Job(
             id=secrets.token_hex(16),
-            model=self.settings.model_id,
+            model=self.settings.model_name if model is None else model,
             prompt_ids=prompt_ids,
             adapter=adapter,
             parameters=parameters,

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from itertools import accumulate
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from common.errors import TgqError
+from common.protocols.best_of import mean_logprob
 from common.tokenizer import Encoding
 from common.wire import Finish, FinishReason, Tokens, TopToken
 from common.wire import PrefillToken as WirePrefillToken
@@ -88,6 +89,10 @@ class ErrorResponse(Struct, frozen=True):
 encode = msgspec.json.Encoder().encode
 
 
+def error_body(error: TgqError) -> bytes:
+    return encode(ErrorResponse(error.message, error.error_type))
+
+
 class Answer(Struct, frozen=True, kw_only=True):
     """What was asked of one answer, apart from how it is generated."""
 
@@ -109,13 +114,27 @@ class Answer(Struct, frozen=True, kw_only=True):
 class AnswerFold:
     """Folds the events of one sequence, in order, into stream events or the final body."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, *, in_array: bool = False) -> None:
+        """
+        Args:
+            in_array: the body is an array of the one answer, as `POST /` has it.
+        """
         self._answer = answer
+        self._in_array = in_array
         self._texts: list[str] = [answer.full_text_of]
         self.generated_tokens = 0
-        """Of the answer, once `body` has made it."""
+        """Of the answer, once `response` has made it."""
 
-    def stream_events(self, event: Tokens) -> list[StreamEvent]:
+    def stream_events(self, event: Tokens) -> list[bytes]:
+        """The JSON of `events`."""
+        return [encode(told) for told in self.events(event)]
+
+    def body(self, events: Iterable[Tokens]) -> bytes:
+        """The JSON of `response`."""
+        body = encode(self.response(events))
+        return b"[" + body + b"]" if self._in_array else body
+
+    def events(self, event: Tokens) -> list[StreamEvent]:
         """One stream event per token; the last one of a finished sequence carries text and details."""
         last = len(event.tokens) - 1 if event.finish is not None else -1
         events = []
@@ -133,7 +152,7 @@ class AnswerFold:
             )
         return events
 
-    def body(self, events: Iterable[Tokens]) -> GenerateResponse:
+    def response(self, events: Iterable[Tokens]) -> GenerateResponse:
         """The whole answer; the events must hold the finish of every child.
 
         Of several children (`best_of`) the one whose tokens have the highest mean log probability is the answer, the
@@ -213,8 +232,7 @@ class _Child:
 
     @property
     def mean_logprob(self) -> float:
-        logprobs = [-math.inf if token.logprob is None else token.logprob for token in self.tokens]
-        return math.fsum(logprobs) / len(logprobs) if logprobs else -math.inf
+        return mean_logprob(self.tokens)
 
 
 def simple_tokens(text: str, encoding: Encoding) -> list[SimpleToken]:

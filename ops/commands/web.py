@@ -18,6 +18,7 @@ import redis
 from gunicorn.app.base import BaseApplication
 from gunicorn.glogging import Logger
 
+from common.api_keys import KeyRing
 from common.logs import configure_logging
 from common.redis_checks import RedisUnfit, check_redis
 from common.redis_clients import sync_redis
@@ -39,7 +40,11 @@ def run(configuration: Configuration) -> int:
     """Serve until told to stop; returns the exit status. SIGTERM drains, a second signal ends it at once."""
     settings = configuration.settings
     try:
+        KeyRing(settings)
         check_port(settings.hostname, settings.port)
+    except ValueError as error:
+        print(f"tgq: {error}", file=sys.stderr)
+        return 1
     except PortTaken as error:
         print(f"tgq: {error}; PORT and HOSTNAME choose another address", file=sys.stderr)
         return 1

@@ -23,7 +23,7 @@ def curl_line(settings: Settings, address: str) -> str:
         prompt = f"<|im_start|>user\n{_QUESTION}<|im_end|>\n<|im_start|>assistant\n"
     body = json.dumps({"inputs": prompt, "parameters": {"max_new_tokens": 32}})
     headers = ["-H 'Content-Type: application/json'"]
-    if settings.api_key is not None:
+    if settings.api_key is not None or settings.api_keys_file is not None:
         headers.append('-H "Authorization: Bearer $API_KEY"')
     return f"curl {address}/generate {' '.join(headers)} -d {shlex.quote(body)}"
 

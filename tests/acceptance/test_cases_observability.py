@@ -94,7 +94,9 @@ async def test_i03_counters_of_several_processes_and_nodes(scripted_service: Loc
         check_latency(first)
 
 
-GAUGES = re.compile(r"tgq_requests_in_flight|tgq_streams|tgq_tasks|tgq_workers|tgi_queue_size|tgi_batch_(current|max)_.*")
+GAUGES = re.compile(
+    r"tgq_requests_in_flight|tgq_streams|tgq_tasks|tgq_workers|tgq_queue_jobs|tgi_queue_size|tgi_batch_(current|max)_.*"
+)
 
 
 def check_monotone(scrapes: list[Mapping[Series, float]]) -> None:

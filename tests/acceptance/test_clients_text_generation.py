@@ -111,6 +111,18 @@ async def test_errors_of_the_asynchronous_client_are_its_own(scripted_service: L
         await AsyncClient(commenting, timeout=SECONDS).generate("x")
 
 
+async def test_chat(scripted_service: LocalService) -> None:
+    """Whole answers: its streams fail in its own parser, whatever a server sends."""
+    messages = [{"role": "user", "content": script(TEXT)}]
+    answer = Client(scripted_service.url, timeout=SECONDS).chat(messages=messages, max_tokens=50, logprobs=True, seed=1)
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", TEXT, "stop")
+    assert "".join(entry["token"] for entry in choice.logprobs["content"]) == TEXT + "<|im_end|>"
+    again = await AsyncClient(scripted_service.url, timeout=SECONDS).chat(messages=messages, max_tokens=50)
+    assert again.choices[0].message == choice.message
+    assert again.usage == answer.usage
+
+
 async def test_the_real_model(real_service: LocalService) -> None:
     prompt = "The capital of France is"
     client = Client(real_service.url, timeout=SECONDS)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from common.field_docs import field_docs
 from common.settings import Settings
 from ops.cli import app
-from ops.settings_docs import setting_docs
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("common", "web", "workers", "ops")
@@ -46,7 +46,7 @@ def test_every_module_says_what_it_is() -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    docs = setting_docs()
+    docs = field_docs(Settings)
     assert not [name for name in Settings.model_fields if len(docs.get(name, "")) < 10]
 
 

@@ -75,7 +75,7 @@ def test_a_local_histogram_adds_what_single_observations_would() -> None:
 
 def test_prometheus_can_read_it() -> None:
     totals = EngineTotals(None).update([record("a", 3)])
-    text = exposition(total_families(totals) + current_families([record("a", 3)], 1)).decode()
+    text = exposition(total_families(totals) + current_families([record("a", 3)], {"m": 1})).decode()
     families = {family.name for family in text_string_to_metric_families(text)}
     assert {"tgi_batch_inference_count", "tgi_queue_size", "tgi_batch_forward_duration"} <= families
 
@@ -92,9 +92,11 @@ def test_engine_totals_survive_their_workers(tmp_path: Path) -> None:
 
 def test_current_values_are_of_the_living() -> None:
     records = [record("a", running=2, waiting=1, reserved=50), record("b", running=1)]
-    values = samples(exposition(current_families(records, 4)))
+    values = samples(exposition(current_families(records, {"m": 3, "o/n": 1})))
     assert values["tgi_batch_current_size"] == 3
     assert values["tgi_queue_size"] == 5
+    assert values['tgq_queue_jobs{model="m"}'] == 3
+    assert values['tgq_queue_jobs{model="o/n"}'] == 1
     assert values["tgi_batch_current_max_tokens"] == 50
     assert values["tgi_batch_max_total_tokens"] == 2000
     assert values['tgq_workers{state="ready"}'] == 2

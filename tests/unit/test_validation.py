@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,14 +13,27 @@ from pydantic import ValidationError
 
 from common.errors import InvalidRequest, UnknownAdapter
 from common.grammar import Grammar as WireGrammar
+from common.grammar_checker import GrammarChecker
 from common.limits import Limits, resolve_limits
 from common.model_files import ModelFiles, default_model_folder
-from common.parameters import Watermark
+from common.parameters import GenerationParameters, Watermark
+from common.protocols import tgi_rules
+from common.protocols.tgi_answer import Answer
 from common.protocols.tgi_request import GenerateParameters, GenerateRequest, Grammar
 from common.settings import Settings
 from common.tokenizer import Tokenizer
-from common.validation import Validator, ValidRequest
+from common.validation import Validator
 from tests.byte_model import write_byte_model
+
+SETTINGS = Settings.of()
+
+
+@dataclass(frozen=True)
+class Valid:
+    prompt_ids: list[int]
+    parameters: GenerationParameters
+    adapter: str | None
+    answer: Answer
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +43,34 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     return ModelFiles("scripted", default_model_folder(Settings.of(cache_dir=cache)))
 
 
+@contextmanager
+def validator_of(files: ModelFiles, settings: Settings) -> Iterator[Validator]:
+    grammars = GrammarChecker(5)
+    with ThreadPoolExecutor(1) as threads:
+        yield Validator(settings, Limits(20, 130), Tokenizer(files), grammars, threads)
+    grammars.close()
+
+
 @pytest.fixture(scope="module")
 def validator(files: ModelFiles) -> Iterator[Validator]:
-    validator = Validator(Settings.of(), Limits(max_input_tokens=20, max_total_tokens=130), Tokenizer(files))
-    yield validator
-    validator.close()
+    with validator_of(files, SETTINGS) as validator:
+        yield validator
 
 
-async def validate(validator: Validator, inputs: str = "hello", **parameters: Any) -> ValidRequest:
-    return await validator.validate(GenerateRequest(inputs=inputs, parameters=GenerateParameters(**parameters)))
+async def validate_request(
+    validator: Validator,
+    request: GenerateRequest,
+    known_adapters: Collection[str] | None = None,
+    settings: Settings = SETTINGS,
+) -> Valid:
+    valid = await validator.validate(tgi_rules.ask(request, settings, validator.limits), known_adapters)
+    return Valid(valid.prompt_ids, valid.parameters, valid.adapter, tgi_rules.answer(request, valid))
+
+
+async def validate(validator: Validator, inputs: str = "hello", **parameters: Any) -> Valid:
+    return await validate_request(
+        validator, GenerateRequest(inputs=inputs, parameters=GenerateParameters(**parameters))
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,12 +116,12 @@ async def test_each_rule_names_its_field_and_limit(
 async def test_adapters_that_are_not_loaded_are_refused(validator: Validator) -> None:
     request = GenerateRequest(inputs="Hello", parameters=GenerateParameters(adapter_id="mine"))
     with pytest.raises(UnknownAdapter, match="`adapter_id` names `mine`, which is not loaded; there are: `one`, `two`"):
-        await validator.validate(request, {"two", "one"})
+        await validate_request(validator, request, {"two", "one"})
     with pytest.raises(UnknownAdapter, match="there are: none"):
-        await validator.validate(request, frozenset())
-    assert (await validator.validate(request, {"mine"})).adapter == "mine"
+        await validate_request(validator, request, frozenset())
+    assert (await validate_request(validator, request, {"mine"})).adapter == "mine"
     # No worker is there to ask: the one that gets the job decides.
-    assert (await validator.validate(request)).adapter == "mine"
+    assert (await validate_request(validator, request)).adapter == "mine"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +133,7 @@ async def test_the_edges_that_are_allowed(validator: Validator, parameters: dict
 
 def test_rules_of_combination(validator: Validator) -> None:
     def check(*, stream: bool, **parameters: Any) -> None:
-        validator.check_combination(GenerateParameters(**parameters), stream=stream)
+        tgi_rules.check_combination(GenerateParameters(**parameters), SETTINGS, stream=stream)
 
     check(stream=True, best_of=1)
     for best_of in (0, 2):
@@ -177,13 +212,12 @@ def test_keys_of_a_bias_are_token_ids(key: str) -> None:
 
 async def test_settings_make_the_watermark_and_turn_grammars_off(files: ModelFiles) -> None:
     settings = Settings.of(watermark_gamma=0.25, watermark_delta=1.5, watermark_key=9, disable_grammar_support=True)
-    validator = Validator(settings, Limits(max_input_tokens=20, max_total_tokens=130), Tokenizer(files))
-    try:
-        assert (await validate(validator, watermark=True)).parameters.watermark == Watermark(0.25, 1.5, 9)
+    with validator_of(files, settings) as validator:
+        request = GenerateRequest(inputs="hello", parameters=GenerateParameters(watermark=True))
+        valid = await validate_request(validator, request, settings=settings)
+        assert valid.parameters.watermark == Watermark(0.25, 1.5, 9)
         with pytest.raises(InvalidRequest, match="`grammar` is not supported"):
             await validate(validator, grammar=Grammar(type="regex", value="a"))
-    finally:
-        validator.close()
 
 
 async def test_a_grammar_is_compiled_on_trial(validator: Validator) -> None:

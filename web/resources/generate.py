@@ -2,69 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from falcon.asgi import Request, Response
 
-from common.protocols.json_body import parse_body
-from common.protocols.tgi_answer import AnswerFold, encode
+from common.protocols import tgi_rules
+from common.protocols.tgi_answer import AnswerFold
 from common.protocols.tgi_request import CompatGenerateRequest, GenerateRequest
-from common.wire import Tokens
-from web import sse
-from web.generation import open_generation
-from web.resources.resource import Resource, write_json
-from web.timing_headers import answer_headers, prompt_headers
+from common.settings import Settings
+from common.validation import Ask, ValidRequest
+from web.models import ServedModel
+from web.resources.generation import GenerationResource
 
 
-class GenerationResource(Resource):
-    """Answers a parsed request as a whole or as a stream."""
+class GenerateCall:
+    """See `web.resources.generation.Call`."""
 
-    protected = True
+    first = last = b""
 
-    async def answer(self, request: Request, response: Response, body: GenerateRequest) -> bytes:
-        generation = await open_generation(self.services, request, body, stream=False)
-        events = await generation.all()
-        fold = AnswerFold(generation.valid.answer)
-        answer = fold.body(events)
-        response.set_headers(await prompt_headers(self.services, body))
-        response.set_headers(answer_headers(generation.record, fold.generated_tokens))
-        return encode(answer)
+    def __init__(
+        self, body: GenerateRequest, model: ServedModel, settings: Settings, *, stream: bool, in_array: bool = False
+    ) -> None:
+        """
+        Raises:
+            InvalidRequest: the parameters do not go together.
+        """
+        tgi_rules.check_combination(body.parameters, settings, stream=stream)
+        self.model = model
+        self.stream = stream
+        self.sequences = max(body.parameters.best_of or 1, 1)
+        self.characters = len(body.inputs)
+        self.ignored = body.ignored
+        self._body = body
+        self._settings = settings
+        self._in_array = in_array
 
-    async def stream(self, request: Request, response: Response, body: GenerateRequest) -> None:
-        request.context.stream = True
-        generation = await open_generation(self.services, request, body, stream=True)
-        fold = AnswerFold(generation.valid.answer)
+    async def asks(self) -> Sequence[Ask]:
+        return [tgi_rules.ask(self._body, self._settings, self.model.limits)]
 
-        def encode_events(tokens: Tokens) -> list[bytes]:
-            return [encode(event) for event in fold.stream_events(tokens)]
-
-        await generation.begun()
-        response.set_headers({**await prompt_headers(self.services, body), **sse.HEADERS})
-        response.content_type = sse.CONTENT_TYPE
-        response.stream = generation.chunks(encode_events)
+    def fold(self, requests: Sequence[ValidRequest]) -> AnswerFold:
+        return AnswerFold(tgi_rules.answer(self._body, requests[0]), in_array=self._in_array)
 
 
 class Generate(GenerationResource):
     async def on_post(self, request: Request, response: Response) -> None:
-        body = parse_body(GenerateRequest, await self.read(request))
-        write_json(response, await self.answer(request, response, body))
+        body = await self.parsed(request, GenerateRequest)
+        await self.respond(request, response, self.call(body, stream=False))
+
+    def call(self, body: GenerateRequest, *, stream: bool, in_array: bool = False) -> GenerateCall:
+        services = self.services
+        return GenerateCall(body, services.models.default, services.settings, stream=stream, in_array=in_array)
 
 
-class GenerateStream(GenerationResource):
+class GenerateStream(Generate):
     streams = True
 
     async def on_post(self, request: Request, response: Response) -> None:
-        body = parse_body(GenerateRequest, await self.read(request))
-        await self.stream(request, response, body)
+        body = await self.parsed(request, GenerateRequest)
+        await self.respond(request, response, self.call(body, stream=True))
 
 
-class Root(GenerationResource):
+class Root(Generate):
     """`POST /`, which most clients use: an array of one answer, or a stream. `GET /` is the health check."""
 
     async def on_post(self, request: Request, response: Response) -> None:
-        body = parse_body(CompatGenerateRequest, await self.read(request))
-        if body.stream:
-            await self.stream(request, response, body)
-        else:
-            write_json(response, b"[" + await self.answer(request, response, body) + b"]")
+        body = await self.parsed(request, CompatGenerateRequest)
+        await self.respond(request, response, self.call(body, stream=body.stream, in_array=not body.stream))
 
     async def on_get(self, request: Request, response: Response) -> None:
         await self.services.health.check()

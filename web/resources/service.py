@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import get_args
 
 from falcon.asgi import Request, Response
 from redis.exceptions import RedisError
@@ -10,7 +13,7 @@ from redis.exceptions import RedisError
 from common.engine_metrics import current_families, total_families
 from common.metrics import exposition
 from common.protocols.tgi_answer import encode
-from common.wire import WorkerRecord
+from common.wire import JobClass, WorkerRecord
 from web.info import service_info
 from web.resources.resource import Resource, write_json
 
@@ -44,15 +47,19 @@ class Metrics(Resource):
 
     on_head = on_get
 
-    async def _engines(self) -> tuple[list[WorkerRecord] | None, int]:
-        services = self.services
+    async def _engines(self) -> tuple[list[WorkerRecord] | None, Counter[str]]:
+        """Live workers of all models, and how many jobs of each model wait for one."""
+        services, queued = self.services, Counter[str]()
         try:
-            records = await services.workers.records()
-            return records, sum([await services.redis.llen(queue) for queue in services.queues])
+            records = await services.workers.all_records()
+            for model in await services.models.queued():
+                for job_class in get_args(JobClass):
+                    queued[model] += await services.redis.llen(services.keys.queue(model, job_class))
         except RedisError:
-            return None, 0  # nothing is known, which is not the same as nothing running
+            return None, queued  # nothing is known, which is not the same as nothing running
+        return records, queued
 
-    def _render(self, records: list[WorkerRecord] | None, queued: int) -> bytes:
+    def _render(self, records: list[WorkerRecord] | None, queued: Mapping[str, int]) -> bytes:
         families = self.services.metrics.families()
         families += total_families(self.services.engine_totals.update(records or []))
         if records is not None:

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import falcon
 from falcon.asgi import Request, Response
 
-from common.protocols.json_body import parse_body
-from common.protocols.tgi_answer import SimpleToken, encode
-from common.protocols.tgi_request import GenerateRequest
+from common.protocols.tgi_answer import SimpleToken, encode, simple_tokens
+from common.protocols.tgi_request import TokenizeRequest
+from common.validation import Validator
 from web.resources.resource import Resource
 
 _PIECE_TOKENS = 1024
@@ -21,12 +21,22 @@ class Tokenize(Resource):
     protected = True
 
     async def on_post(self, request: Request, response: Response) -> None:
-        body = parse_body(GenerateRequest, await self.read(request))
-        tokens = await self.services.validator.tokenize(body.inputs)
-        # The answer may be 25 times as long as the body.
-        pieces = await asyncio.to_thread(_array_pieces, tokens)
-        response.content_type = falcon.MEDIA_JSON
-        response.set_stream(_sent_piecewise(pieces), sum(map(len, pieces)))
+        body = await self.parsed(request, TokenizeRequest)
+        validator = self.services.models.default.validator
+        send(response, await tokens_in_json(validator, body.inputs, special_tokens=body.add_special_tokens))
+
+
+async def tokens_in_json(validator: Validator, text: str, *, special_tokens: bool) -> deque[bytes]:
+    """The tokens of a text as a JSON array in pieces; it may be 25 times as long as the text."""
+    encoding = await validator.tokenize(text, special_tokens=special_tokens)
+    tokens = await validator.in_thread(lambda: simple_tokens(text, encoding))
+    return await asyncio.to_thread(_array_pieces, tokens)
+
+
+def send(response: Response, pieces: deque[bytes]) -> None:
+    """Answer with JSON that is in pieces; empties them."""
+    response.content_type = falcon.MEDIA_JSON
+    response.set_stream(_sent_piecewise(pieces), sum(map(len, pieces)))
 
 
 def _array_pieces(tokens: list[SimpleToken]) -> deque[bytes]:

@@ -85,6 +85,11 @@ class Answer:
             settled.append(token)
         return settled
 
+    def prefill_token(self, choice: Choice) -> PrefillToken:
+        """One token of the prompt."""
+        top = [self._top_token(*top) for top in choice.top]
+        return PrefillToken(choice.id, self._tokenizer.token_text(choice.id), choice.logprob, top)
+
     def _append_special(self, before: Token | None, token: Token, ends: FinishReason | None) -> list[Token]:
         if ends is None:
             _, ends = self._find_stop(token.text)

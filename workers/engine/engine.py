@@ -19,7 +19,6 @@ from common.wire import (
     FrameBody,
     Job,
     JobEvent,
-    PrefillToken,
     Token,
     Tokens,
 )
@@ -262,14 +261,16 @@ class Engine:
 
     def _take_prompt_logprobs(self, row: Row, logits: FloatArray) -> None:
         sequence = row.sequence
-        prefill = self._requests[sequence.job.id].children[sequence.child].answer.prefill
+        answer = self._requests[sequence.job.id].children[sequence.child].answer
+        prefill = answer.prefill
         if not prefill:
-            prefill.append(self._prefill_token(sequence.ids[0], None))
+            prefill.append(answer.prefill_token(Choice(sequence.ids[0], None)))
         # A sequence that was preempted has some already.
         start = max(row.start + 1, len(prefill))
         following = sequence.ids[start : min(row.start + row.count + 1, sequence.prompt_length)]
         rows = logits[start - row.start - 1 :][: len(following)]
-        prefill.extend(map(self._prefill_token, following, self._sampler.prompt_logprobs(rows, following)))
+        top = sequence.job.parameters.prefill_top_n_tokens
+        prefill.extend(map(answer.prefill_token, self._sampler.prompt_choices(rows, following, top)))
         sequence.prompt_known = len(prefill)
 
     # -- one request
@@ -367,9 +368,6 @@ class Engine:
 
     def _emit(self, job: Job, body: FrameBody) -> None:
         self._events.append(JobEvent(job.id, job.attempt, body))
-
-    def _prefill_token(self, token_id: int, logprob: float | None) -> PrefillToken:
-        return PrefillToken(token_id, self._tokenizer.token_text(token_id), logprob)
 
 
 def _failed(error: TgqError, *, retryable: bool = False) -> Failed:

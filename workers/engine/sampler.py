@@ -67,16 +67,20 @@ class Sampler:
         top = _top(scores, parameters.top_n_tokens, log_total) if parameters.top_n_tokens else []
         return Choice(chosen, _short(scores[chosen] - log_total), top)
 
-    def prompt_logprobs(self, logits: FloatArray, next_ids: Ids[int]) -> list[float | None]:
-        """Log probabilities of prompt tokens under the raw logits of the tokens before them.
+    def prompt_choices(self, logits: FloatArray, next_ids: Ids[int], top: int = 0) -> list[Choice]:
+        """Prompt tokens with their log probabilities under the raw logits of the tokens before them.
 
         Args:
             logits: `[len(next_ids), vocabulary]`.
             next_ids: the prompt tokens that follow each row.
+            top: how many alternatives to give for each.
         """
-        return [
-            _short(row[token] - self._log_total(row, row.max())) for row, token in zip(logits, next_ids, strict=True)
-        ]
+        choices = []
+        for row, token in zip(logits, next_ids, strict=True):
+            log_total = self._log_total(row, row.max())
+            best = _top(row, top, log_total) if top else []
+            choices.append(Choice(token, _short(row[token] - log_total), best))
+        return choices
 
     def _draw(self, scores: Scores, best_id: int, seed: int, index: int, truncated: bool) -> int:
         candidates = self._ids

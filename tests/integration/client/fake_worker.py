@@ -30,6 +30,7 @@ from common.wire import (
     Frame,
     FrameBody,
     Job,
+    ModelCard,
     Release,
     Resend,
     StepFrames,
@@ -71,6 +72,9 @@ class FakeWorker:
 
     def __init__(self, settings: Settings, behaviour: Behaviour) -> None:
         self.id = f"fake-{secrets.token_hex(4)}"
+        self.model = settings.model_name
+        self.card: ModelCard | None = None
+        """What it says of its model; without one it says nothing."""
         self.keys = Keys(settings.key_prefix)
         self.redis = async_redis(settings)
         self.frames: dict[tuple[str, int], list[Frame]] = {}
@@ -141,7 +145,7 @@ class FakeWorker:
     # -- inside
 
     async def _take(self) -> None:
-        queue = self.keys.queue(MODEL, "interactive")
+        queue = self.keys.queue(self.model, "interactive")
         while True:
             message = None
             await self._awake.wait()
@@ -223,9 +227,10 @@ class FakeWorker:
             pid=os.getpid(),
             engine_pid=None,
             host="test",
-            model=MODEL,
+            model=self.model,
             state="ready",
             started_at=time.time(),
+            card=self.card,
         )
         seconds, micros = await self.redis.time()
         await self.redis.zadd(self.keys.workers, {self.id: seconds + micros / 1e6})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from typing import Any
 import httpx
 
 from common.settings import Settings
-from common.wire import Failed, Finish, Job, Token, Tokens
+from common.wire import Failed, Finish, Job, ModelCard, Token, Tokens
 from ops.ports import free_port
-from tests.byte_model import EOS, write_byte_model
+from tests.byte_model import CONTEXT, EOS, write_byte_model
 from tests.integration.client.fake_worker import Behaviour, FakeWorker, settings_for
 
 
@@ -85,8 +86,31 @@ def _wait_for(node: WebNode) -> None:
 
 
 @asynccontextmanager
-async def worker(url: str, behaviour: Behaviour) -> AsyncIterator[FakeWorker]:
-    fake = FakeWorker(settings_for(url), behaviour)
+async def worker(
+    url: str,
+    behaviour: Behaviour,
+    name: str | None = None,
+    *,
+    adapters: list[str] | None = None,
+    model_id: str = "scripted",
+) -> AsyncIterator[FakeWorker]:
+    """
+    Args:
+        name: what its model is called; default: the model of the web node.
+        adapters: of its model. A worker with a name or with adapters says what its model is, as real ones do.
+        model_id: where its model's files are.
+    """
+    fake = FakeWorker(settings_for(url, **({} if name is None else {"served_model_name": name})), behaviour)
+    if name is not None or adapters is not None:
+        fake.card = ModelCard(
+            model_id=model_id,
+            dtype="torch.float32",
+            device_type="scripted",
+            max_total_tokens=CONTEXT,
+            max_batch_total_tokens=64 * CONTEXT,
+            max_batch_size=64,
+            adapters=adapters or [],
+        )
     await fake.start()
     try:
         yield fake
@@ -132,3 +156,11 @@ def events(text: str) -> list[dict[str, Any]]:
             assert "\n" not in frame
             found.append(json.loads(frame.removeprefix("data: ")))
     return found
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:
+    """Wait for something that a request can see."""
+    deadline = time.monotonic() + seconds
+    while not await condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.05)

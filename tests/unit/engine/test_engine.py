@@ -140,7 +140,7 @@ def test_resumed_behind_its_last_token_ends_at_once(tokenizer: Tokenizer) -> Non
 def test_prompt_logprobs_over_chunks(tokenizer: Tokenizer, prefill: int) -> None:
     prompt = [10 + i for i in range(23)]
     vocab = tokenizer.vocab_size
-    job = make_job(prompt, prefill_logprobs=True, max_new_tokens=2, ignore_eos=True)
+    job = make_job(prompt, prefill_logprobs=True, prefill_top_n_tokens=2, max_new_tokens=2, ignore_eos=True)
     events = run(make_engine(tokenizer, max_batch_prefill_tokens=prefill), [job])
     last = last_of(events)
     assert isinstance(last, Tokens)
@@ -153,6 +153,8 @@ def test_prompt_logprobs_over_chunks(tokenizer: Tokenizer, prefill: int) -> None
         row = hashed_logits(prompt[:position], vocab).astype(np.float64)
         expected = row[prompt[position]] - np.log(np.exp(row).sum())
         assert found[position].logprob == pytest.approx(expected, abs=1e-5)
+        assert [top.id for top in found[position].top] == np.argsort(-row, kind="stable")[:2].tolist()
+    assert found[0].top == []
     assert ids_of(events) == greedy(prompt, 2, vocab)
 
 

@@ -139,11 +139,20 @@ def test_a_draw_depends_on_seed_and_index_only() -> None:
 
 def test_prompt_logprobs_are_raw() -> None:
     following = [5, 6, 7, 8]
-    logprobs = Sampler(VOCAB).prompt_logprobs(LOGITS, following)
+    choices = Sampler(VOCAB).prompt_choices(LOGITS, following)
     expected = [log_softmax(row)[token] for row, token in zip(LOGITS, following, strict=True)]
-    assert logprobs == pytest.approx(expected, abs=1e-5)
+    assert [choice.id for choice in choices] == following
+    assert [choice.logprob for choice in choices] == pytest.approx(expected, abs=1e-5)
+    assert all(choice.top == [] for choice in choices)
+
+
+def test_prompt_alternatives_are_the_best_of_each_row() -> None:
+    best = [int(row.argmax()) for row in LOGITS[:2]]
+    for choice, expected in zip(Sampler(VOCAB).prompt_choices(LOGITS[:2], best, 2), best, strict=True):
+        assert choice.top[0] == (expected, choice.logprob)
+        assert len(choice.top) == 2
 
 
 def test_prompt_logprob_that_is_not_finite_is_none() -> None:
     logits = np.array([[0.0, -np.inf]], np.float32)
-    assert Sampler(2).prompt_logprobs(logits, [1]) == [None]
+    assert Sampler(2).prompt_choices(logits, [1]) == [Choice(1, None)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,18 +15,18 @@ from falcon.testing import create_scope
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from common.protocols.tgi_answer import SimpleToken
+from common.api_keys import KeyRing
+from common.settings import Settings
+from common.tokenizer import Encoding
 from web import body
 from web.disconnect import DisconnectWatch, RequestLifetime, Scope
 from web.errors import add_error_handlers
-from web.middleware.api_key import ApiKey
+from web.middleware.api_key import ApiKeys
 from web.middleware.known_methods import KnownMethods
 from web.plain_http import PlainHttp
 from web.resources.resource import Resource
 from web.resources.tokenize import Tokenize
 from web.services import Services
-
-TOKENS = [SimpleToken(number, "é\n", number, number + 3) for number in range(5000)]
 
 
 class Echo(Resource):
@@ -53,14 +53,20 @@ class Exchange:
         self._parts = list(parts)
         app: App[Request, Response] = App()
         app.add_middleware(KnownMethods())
-        app.add_middleware(ApiKey(SecretStr(key) if key is not None else None))
-        add_error_handlers(app)
+        settings = Settings.of(api_key=SecretStr(key) if key is not None else None)
+        app.add_middleware(ApiKeys(KeyRing(settings), settings))
+        add_error_handlers(app, settings)
 
-        async def tokenize(text: str) -> list[SimpleToken]:
-            return TOKENS[: int(text)]
+        async def tokenize(text: str, *, special_tokens: bool) -> Encoding:
+            count = int(text)
+            return Encoding(list(range(count)), [(0, 1)] * count)
 
-        settings, validator = SimpleNamespace(payload_limit=100), SimpleNamespace(tokenize=tokenize)
-        services = cast(Services, SimpleNamespace(settings=settings, validator=validator))
+        async def in_thread(work: Callable[[], object]) -> object:
+            return work()
+
+        validator = SimpleNamespace(tokenize=tokenize, in_thread=in_thread)
+        models = SimpleNamespace(default=SimpleNamespace(validator=validator))
+        services = cast(Services, SimpleNamespace(settings=SimpleNamespace(payload_limit=100), models=models))
         app.add_route("/echo", Echo(services))
         app.add_route("/tokenize", Tokenize(services))
         self._app = PlainHttp(DisconnectWatch(app, send_timeout=send_timeout))

@@ -47,8 +47,8 @@ async def test_only_adapters_that_every_worker_has_are_known(
         async def seen() -> list[WorkerRecord]:
             return list(records)
 
-        monkeypatch.setattr(workers, "records", seen)
-        return await workers.adapters()
+        monkeypatch.setattr(workers, "all_records", seen)
+        return await workers.adapters("m")
 
     assert await adapters(_record("a", "b"), _record("b", "c"), _record(loaded=False)) == frozenset("b")
     assert await adapters(_record()) == frozenset()
@@ -59,5 +59,27 @@ async def test_without_redis_nothing_is_known(workers: LiveWorkers, monkeypatch:
     async def away() -> list[WorkerRecord]:
         raise RedisConnectionError
 
-    monkeypatch.setattr(workers, "records", away)
+    monkeypatch.setattr(workers, "all_records", away)
     assert await workers.adapters() is None
+
+
+async def test_a_model_is_remembered_as_long_as_a_request_for_it_may_wait(
+    workers: LiveWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    live = [_record("a")]
+
+    async def look(*_: object) -> list[WorkerRecord]:
+        return live
+
+    monkeypatch.setattr("web.live_workers.time.monotonic", lambda: now)
+    monkeypatch.setattr("web.live_workers.live_workers", look)
+    assert (await workers.recent_cards()).keys() == {"m"}
+    live = []
+    for later, names in ((1.0, {"m"}), (300.0, {"m"}), (300.5, set())):
+        now = 1000.0 + later
+        assert (await workers.recent_cards()).keys() == names
+        assert await workers.cards() == {}
+    card = await workers.card("m")
+    assert card is not None
+    assert card.adapters == ["a"]

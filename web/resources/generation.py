@@ -1,0 +1,112 @@
+"""What the generation routes of all APIs share: a request goes in, its answer or its stream comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from falcon.asgi import Request, Response
+
+from common.protocols.json_body import Model
+from common.validation import Ask, ValidRequest
+from common.wire import WIRE_VERSION, KeptAnswer, Tokens
+from web import sse
+from web.dialects import error_form
+from web.generation import Generation, begin_record, open_generation
+from web.idempotency import HEADER, idempotency_key
+from web.models import ServedModel
+from web.resources.resource import Resource, write_json
+from web.timing_headers import answer_headers, prompt_headers
+
+
+class Fold(Protocol):
+    """Folds the events of a request, in order: pure, one for each request."""
+
+    def stream_events(self, event: Tokens) -> list[bytes]:
+        """The JSON of the stream events that tell these tokens."""
+
+    def body(self, events: Sequence[Tokens]) -> bytes:
+        """The JSON of the whole answer."""
+
+    @property
+    def generated_tokens(self) -> int:
+        """Of the answer, once `body` has made it."""
+
+
+class Call(Protocol):
+    """One parsed request of some API, up to its answer."""
+
+    model: ServedModel
+    stream: bool
+    sequences: int
+    """To be generated, all prompts and children together."""
+    characters: int
+    """Of the prompts as they were sent."""
+    ignored: list[str]
+    """Paths of the keys that had no effect."""
+    first: bytes
+    """What a stream begins with, before any token: SSE bytes."""
+    last: bytes
+    """What a stream ends with after its last token: SSE bytes."""
+
+    async def asks(self) -> Sequence[Ask]:
+        """What is asked for, one for each prompt.
+
+        Raises:
+            InvalidRequest: a value breaks a rule.
+        """
+
+    def fold(self, requests: Sequence[ValidRequest]) -> Fold:
+        """Makes the answer to the requests that `asks` became."""
+
+
+class GenerationResource(Resource):
+    """Base of the resources that generate."""
+
+    protected = True
+
+    async def parsed(self, request: Request, model: type[Model]) -> Model:
+        """The body; from here on the request is counted and logged."""
+        body = await super().parsed(request, model)
+        begin_record(self.services, request)
+        return body
+
+    async def respond(self, request: Request, response: Response, call: Call) -> None:
+        request.context.stream = call.stream
+        if call.stream:
+            await self._stream(request, response, call)
+            return
+        key = idempotency_key(request)
+        if key is None:
+            answer = await self._whole(request, call)
+        else:
+            answer = await self.services.idempotency.once(request, key, lambda: self._whole(request, call))
+        response.set_headers(answer.headers)
+        write_json(response, answer.body)
+
+    async def _open(self, request: Request, call: Call) -> Generation:
+        return await open_generation(
+            self.services, request, call.model, call.asks, sequences=call.sequences, stream=call.stream
+        )
+
+    async def _whole(self, request: Request, call: Call) -> KeptAnswer:
+        generation = await self._open(request, call)
+        fold = call.fold(generation.requests)
+        body = fold.body(await generation.all())
+        headers = await self._prompt_headers(call, call.ignored)
+        headers |= answer_headers(generation.record, fold.generated_tokens)
+        return KeptAnswer(WIRE_VERSION, headers, body)
+
+    async def _stream(self, request: Request, response: Response, call: Call) -> None:
+        ignored = [*call.ignored, HEADER] if request.get_header(HEADER) is not None else call.ignored
+        generation = await self._open(request, call)
+        fold = call.fold(generation.requests)
+        await generation.begun()
+        response.set_headers({**await self._prompt_headers(call, ignored), **sse.HEADERS})
+        response.content_type = sse.CONTENT_TYPE
+        response.stream = generation.chunks(
+            fold.stream_events, error_form(request.path, self.services.settings), first=call.first, last=call.last
+        )
+
+    async def _prompt_headers(self, call: Call, ignored: list[str]) -> dict[str, str]:
+        return await prompt_headers(self.services, call.model.id, call.characters, ignored)

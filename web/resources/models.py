@@ -1,0 +1,38 @@
+"""`/v1/models`."""
+
+from __future__ import annotations
+
+from falcon.asgi import Request, Response
+
+from common.api_keys import ApiKey
+from common.errors import UnknownModel
+from common.protocols.openai_models import Model, model, model_body, model_list
+from web.resources.resource import Resource, write_json
+
+
+class _Listing(Resource):
+    async def all(self, request: Request) -> list[Model]:
+        """Those that the caller's key is for."""
+        key: ApiKey | None = request.context.key
+        listed = await self.services.models.listed()
+        return [model(one.name, one.parent) for one in listed if key is None or key.may_use(one.parent or one.name)]
+
+
+class Models(_Listing):
+    async def on_get(self, request: Request, response: Response) -> None:
+        write_json(response, model_list(await self.all(request)))
+
+    on_head = on_get
+
+
+class OneModel(_Listing):
+    """Of a name that may hold slashes."""
+
+    async def on_get(self, request: Request, response: Response, name: str) -> None:
+        for one in await self.all(request):
+            if one.id == name:
+                write_json(response, model_body(one))
+                return
+        raise UnknownModel(name)
+
+    on_head = on_get
