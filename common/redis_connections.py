@@ -82,6 +82,7 @@ class _AsyncFollowing:
     host: str
     port: int
     is_connected: bool
+    _writer: Any
 
     def __init__(
         self, *, doubt: Doubt, locate: Callable[[], Awaitable[tuple[str, int]]] | None = None, **options: Any
@@ -93,7 +94,7 @@ class _AsyncFollowing:
 
     async def connect(self) -> None:
         """What a pool calls before each use."""
-        if self.is_connected and self._dialled_at < self._doubt.since:
+        if self.is_connected and (self._dialled_at < self._doubt.since or self._writer.transport.is_closing()):
             await self.disconnect(nowait=True)  # type: ignore[attr-defined]
         await super().connect()
 
@@ -103,6 +104,13 @@ class _AsyncFollowing:
             if self._locate is not None:
                 self.host, self.port = await self._locate()
         await super().connect_check_health(check_health, retry_socket_connect)
+
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        try:
+            await super().send_packed_command(*args, **options)
+        except RuntimeError as error:
+            # What uvloop says of a transport that was reset, where asyncio's own loop says nothing.
+            raise RedisConnectionError("the connection was lost before the command was sent") from error
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:

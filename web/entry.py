@@ -71,8 +71,10 @@ async def enter(services: Services, request: Request, model: str, sequences: int
     if key is not None and not key.may_use(model):
         raise UnknownModel(model)
     share = await _share(services, request, key) if key is not None and key.limited else None
+    # With a file of keys there may be several, and none of them shuts the others out.
+    tenant = request.context.tenant if services.settings.api_keys_file is not None else ""
     try:
-        return Entry(request, share, await services.admission.acquire(sequences))
+        return Entry(request, share, await services.admission.acquire(sequences, tenant))
     except BaseException:
         if share is not None:
             share.release()

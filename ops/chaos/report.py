@@ -75,7 +75,7 @@ class Report:
         row = self.row(fault)
         for ask in asks:
             row.add(ask)
-            if not row.excuses(ask.verdict) and len(self.details) < DETAILS_KEPT:
+            if (ask.verdict == "error" or not row.excuses(ask.verdict)) and len(self.details) < DETAILS_KEPT:
                 self.details.append(f"{fault}: {ask.request_id} {ask.question.name} {ask.verdict}: {ask.detail}")
 
     @property

@@ -41,6 +41,7 @@ EVENTS = [event(1), event(2), event(3, generated_text="xxx")]
         ([], "right", "wrong"),
         ([*EVENTS[:2], ERROR], "right", "error"),
         ([ERROR], "right", "error"),
+        ([b'{"error":"Internal server error","error_type":"internal"}'], "right", "wrong"),
         ([EVENTS[0], ERROR, EVENTS[2]], "right", "wrong"),
         ([*EVENTS[:2], b'{"error":"no type"}'], "right", "wrong"),
         ([EVENTS[0], EVENTS[0], *EVENTS[1:]], "right", "duplicated"),

@@ -51,6 +51,9 @@ def test_equals_what_celery_builds(deadline: float | None, reply_to: str | None)
     headers = message["headers"]
     assert headers.pop("cost") == 47
     assert headers.pop("attempt") == 1
+    assert (headers.pop("prompt"), headers.pop("sequences")) == (40, 1)
+    assert (headers.pop("submitted"), headers.pop("deadline")) == (12.5, deadline)
+    assert (headers.pop("tenant"), headers.pop("weight")) == ("", 1.0)
     assert re.fullmatch(r"\d+@.+", headers.pop("origin"))
     expected = json.loads(json.dumps(theirs.headers))
     expected.pop("origin")

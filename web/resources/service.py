@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 from common.engine_metrics import current_families, total_families
 from common.metrics import exposition
 from common.protocols.tgi_answer import encode
+from common.queue_depth import queue_depth
 from common.wire import JobClass, WorkerRecord
 from web.info import service_info
 from web.resources.resource import Resource, write_json
@@ -54,7 +55,7 @@ class Metrics(Resource):
             records = await services.workers.all_records()
             for model in await services.models.queued():
                 for job_class in get_args(JobClass):
-                    queued[model] += await services.redis.llen(services.keys.queue(model, job_class))
+                    queued[model] += (await queue_depth(services.redis, services.keys.queue(model, job_class))).jobs
         except RedisError:
             return None, queued  # nothing is known, which is not the same as nothing running
         return records, queued

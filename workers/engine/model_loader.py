@@ -149,6 +149,7 @@ def _checked(
             max_total_tokens=total,
             max_batch_total_tokens=(blocks - 1) * block_size,
             max_batch_size=batch_size,
+            reserves_answers=device.type == "cpu",
             adapters=adapters.names if adapters is not None else [],
         ),
         vocab_size=width,
