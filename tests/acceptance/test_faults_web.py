@@ -34,7 +34,9 @@ PLAIN = {"prompt": WORDS, "max_tokens": 80, "stream": True, "temperature": 0}
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
     keys = tmp_path_factory.mktemp("keys") / "keys.toml"
-    keys.write_text('[[keys]]\nname = "one"\nsecret = "one-one-one"\n\n[[keys]]\nname = "two"\nsecret = "two-two-two"\n')
+    keys.write_text(
+        '[[keys]]\nname = "one"\nsecret = "one-one-one"\n\n[[keys]]\nname = "two"\nsecret = "two-two-two"\n'
+    )
     settings = {
         "MODEL_ID": "scripted",
         "MAX_BATCH_SIZE": "4",
