@@ -6,44 +6,50 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import redis.asyncio
 from redis.exceptions import RedisError
 
 from common.background import keep_running, stop_tasks
 from common.errors import Overloaded, ServiceUnavailable
+from common.fair_queue import FAIR_QUEUE
 from common.keys import Keys
+from common.queue_depth import retry_after
 from common.settings import Settings
 
 log = logging.getLogger(__name__)
 
 RATE_SECONDS = 10.0
 """Permits given back in this time tell when the next ones will be free."""
-LONGEST_RETRY_AFTER = 60
 _SECONDS_BETWEEN_TRIES = 0.5
+SPARED = 8
+"""A tenant with requests under way leaves one permit out of so many to tenants without."""
 
 # Every call states how many permits its process holds, so that nothing has to be undone: whatever an earlier call whose
 # answer was lost did, and whatever a restarted server forgot, is right again afterwards.
-_TALK = """
+_TALK = (
+    FAIR_QUEUE
+    + """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for _, process in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)) do
   redis.call('HDEL', KEYS[1], process)
   redis.call('ZREM', KEYS[2], process)
 end
-local process, lease, limit, held = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local process, lease, held = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 redis.call('HDEL', KEYS[1], process)
 local others = 0
 for _, count in ipairs(redis.call('HVALS', KEYS[1])) do others = others + count end
-local granted = {}
-for i = 5, #ARGV do
-  local wanted = tonumber(ARGV[i])
+local granted, backlog = {}, 0
+for i = 4, #ARGV, 2 do
+  local wanted, limit = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
   local fits = others + held + wanted <= limit
   if fits then held = held + wanted end
   granted[#granted + 1] = fits and 1 or 0
+  if not fits and backlog == 0 then backlog = seconds_to_drain(KEYS[3], now / 1000) end
 end
 if held > 0 then
   redis.call('HSET', KEYS[1], process, held)
@@ -57,24 +63,27 @@ if last then
   redis.call('PEXPIREAT', KEYS[1], last)
   redis.call('PEXPIREAT', KEYS[2], last)
 end
+granted[#granted + 1] = backlog
 return granted
 """
+)
 
 
 class Permit:
     """The right to have some sequences under way. Release it, or leave its `with` block."""
 
-    __slots__ = ("_admission", "sequences")
+    __slots__ = ("_admission", "sequences", "tenant")
 
-    def __init__(self, admission: Admission, sequences: int) -> None:
+    def __init__(self, admission: Admission, sequences: int, tenant: str) -> None:
         self.sequences = sequences
+        self.tenant = tenant
         self._admission: Admission | None = admission
 
     def release(self) -> None:
         """Give it back; never waits, never raises, idempotent."""
         admission, self._admission = self._admission, None
         if admission is not None:
-            admission._give_back(self.sequences)
+            admission._give_back(self.sequences, self.tenant)
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +92,12 @@ class Permit:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+class _Asked(NamedTuple):
+    sequences: int
+    tenant: str
+    answer: asyncio.Future[Permit]
 
 
 class Admission:
@@ -94,14 +109,16 @@ class Admission:
     """
 
     def __init__(self, redis_client: redis.asyncio.Redis, keys: Keys, settings: Settings, process_id: str) -> None:
-        self._keys = [keys.admission, keys.admission_leases]
+        queue = keys.queue(settings.model_name, "interactive")
+        self._keys = [keys.admission, keys.admission_leases, queue]
         self._process = process_id
         self._limit = settings.max_concurrent_requests
         self._lease = settings.lease_seconds
         self._timeout = settings.redis_timeout
         self._talk = redis_client.register_script(_TALK)
         self._held = 0
-        self._waiting: deque[tuple[int, asyncio.Future[Permit]]] = deque()
+        self._held_by: Counter[str] = Counter()
+        self._waiting: deque[_Asked] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._started = time.monotonic()
@@ -121,26 +138,31 @@ class Admission:
         """Stop, and free this process's permits (at once when Redis is there, else when the lease is out)."""
         if self._task is not None:
             await stop_tasks([self._task])
-        for _, answer in self._waiting:
-            if not answer.done():
-                answer.set_exception(ServiceUnavailable("The service is shutting down"))
+        for asked in self._waiting:
+            if not asked.answer.done():
+                asked.answer.set_exception(ServiceUnavailable("The service is shutting down"))
         self._held = 0
         try:
             await self._call([])
         except (RedisError, OSError, TimeoutError):
             log.warning("Redis is away: this process's permits are free when its lease is out")
 
-    async def acquire(self, sequences: int = 1) -> Permit:
+    async def acquire(self, sequences: int = 1, tenant: str = "") -> Permit:
         """A permit for `sequences` sequences, all or none, known within one or two round trips.
 
+        Args:
+            tenant: who shares the service with others; when this process has requests of theirs under way already, the
+                last eighth of the permits is for tenants without. The empty name shares with nobody.
+
         Raises:
-            Overloaded: the limit is reached; `retry_after` says when that many should be free.
+            Overloaded: the limit is reached; `retry_after` says when that many should be free, and what waits in the
+                queue of the service's own model should have been taken.
             ServiceUnavailable: Redis is away, known within `redis_timeout`.
         """
         if sequences < 1:
             raise ValueError("sequences must be at least 1")
         answer: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
-        self._waiting.append((sequences, answer))
+        self._waiting.append(_Asked(sequences, tenant, answer))
         self._wake.set()
         permit = None
         try:
@@ -162,51 +184,62 @@ class Admission:
                 if not self._held:
                     continue  # No lease to renew.
             self._wake.clear()
-            asked = [(sequences, answer) for sequences, answer in self._waiting if not answer.done()]
+            waiting = [asked for asked in self._waiting if not asked.answer.done()]
             self._waiting.clear()
             try:
-                granted = await self._call([sequences for sequences, _ in asked])
+                *granted, backlog = await self._call(waiting)
             except (RedisError, OSError, TimeoutError) as error:
                 log.warning("admission cannot reach Redis: %s", type(error).__name__)
-                for _, answer in asked:
-                    if not answer.done():
-                        answer.set_exception(ServiceUnavailable("Admission cannot be reached"))
+                for asked in waiting:
+                    if not asked.answer.done():
+                        asked.answer.set_exception(ServiceUnavailable("Admission cannot be reached"))
                 await asyncio.sleep(min(_SECONDS_BETWEEN_TRIES, self._lease / 3))
                 self._wake.set()
                 continue
-            for (sequences, answer), grant in zip(asked, granted, strict=True):
-                self._answer(sequences, answer, bool(grant))
+            for asked, grant in zip(waiting, granted, strict=True):
+                self._answer(asked, bool(grant), backlog)
 
-    async def _call(self, wanted: list[int]) -> list[int]:
+    async def _call(self, waiting: list[_Asked]) -> list[int]:
         lease = math.ceil(self._lease * 1000)
+        arguments: list[str | int] = [self._process, lease, self._held]
+        busy = set(self._held_by)
+        for asked in waiting:
+            spared = self._limit // SPARED if asked.tenant and asked.tenant in busy else 0
+            busy.add(asked.tenant)
+            arguments += (asked.sequences, self._limit - spared)
         async with asyncio.timeout(self._timeout):
-            reply = await self._talk(keys=self._keys, args=[self._process, lease, self._limit, self._held, *wanted])
-        return [int(grant) for grant in reply]
+            reply = await self._talk(keys=self._keys, args=arguments)
+        return [int(number) for number in reply]
 
-    def _answer(self, sequences: int, answer: asyncio.Future[Permit], granted: bool) -> None:
+    def _answer(self, asked: _Asked, granted: bool, backlog: int) -> None:
+        sequences, tenant, answer = asked
         if answer.done():
             # Its caller has left meanwhile; the next call states the count without it.
             self._wake.set()
         elif granted:
             self._held += sequences
-            answer.set_result(Permit(self, sequences))
+            self._held_by[tenant] += sequences
+            answer.set_result(Permit(self, sequences, tenant))
         else:
-            answer.set_exception(Overloaded("Model is overloaded", retry_after=self._retry_after(sequences)))
+            seconds = max(backlog, self._seconds_until_free(sequences))
+            answer.set_exception(Overloaded("Model is overloaded", retry_after=retry_after(seconds)))
 
-    def _give_back(self, sequences: int) -> None:
+    def _give_back(self, sequences: int, tenant: str) -> None:
         self._held -= sequences
+        self._held_by[tenant] -= sequences
+        if not self._held_by[tenant]:
+            del self._held_by[tenant]
         self._given_back.append((time.monotonic(), sequences))
         self._forget_old_returns()
         self._wake.set()
 
-    def _retry_after(self, sequences: int) -> int:
+    def _seconds_until_free(self, sequences: int) -> float:
         """Seconds until that many permits are free, at the rate of this process's last `RATE_SECONDS`."""
         window = min(RATE_SECONDS, time.monotonic() - self._started)
         self._forget_old_returns()
         returned = sum(count for _, count in self._given_back)
         # Nothing came back during the whole window: it takes at least as long again.
-        seconds = sequences * window / returned if returned else window
-        return max(1, min(LONGEST_RETRY_AFTER, math.ceil(seconds)))
+        return sequences * window / returned if returned else window
 
     def _forget_old_returns(self) -> None:
         oldest = time.monotonic() - RATE_SECONDS

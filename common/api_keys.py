@@ -8,6 +8,7 @@ Keys come from `API_KEY` and from a file, TOML or JSON, that is read again whene
     requests_in_flight = 8          # optional, as all that follows
     tokens_per_minute = 60000
     models = ["a-model"]
+    weight = 2.0                    # its share of busy workers, relative to other keys' (1.0)
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class ApiKey:
     requests_in_flight: int | None = None
     tokens_per_minute: int | None = None
     models: frozenset[str] | None = None
+    weight: float = 1.0
+    """Its share of busy workers, relative to other keys'."""
 
     @property
     def limited(self) -> bool:
@@ -65,6 +68,7 @@ class _Entry(BaseModel):
     requests_in_flight: Annotated[int, Field(ge=1)] | None = None
     tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
     models: list[str] | None = None
+    weight: Annotated[float, Field(ge=0.01, le=100, strict=False)] = 1.0
 
     @model_validator(mode="after")
     def _one_secret(self) -> _Entry:
@@ -75,7 +79,7 @@ class _Entry(BaseModel):
     def key(self) -> ApiKey:
         digest = bytes.fromhex(self.sha256) if self.sha256 is not None else _digest((self.secret or "").encode())
         models = frozenset(self.models) if self.models is not None else None
-        return ApiKey(self.name, digest, self.requests_in_flight, self.tokens_per_minute, models)
+        return ApiKey(self.name, digest, self.requests_in_flight, self.tokens_per_minute, models, self.weight)
 
 
 class _File(BaseModel):

@@ -13,6 +13,7 @@ import socket
 import uuid
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -31,7 +32,13 @@ class _Headers(Struct, frozen=True):
     expires: str | None
     ignore_result: bool
     cost: int
+    prompt: int
+    sequences: int
     attempt: int
+    submitted: float
+    deadline: float | None
+    tenant: str
+    weight: float
     lang: str = "py"
     task: str = TASK_NAME
     shadow: None = None
@@ -73,22 +80,12 @@ class _Envelope(Struct, frozen=True, rename={"content_encoding": "content-encodi
     content_type: str = "application/json"
 
 
-class _Body(Struct):
-    body: str
-
-
-class _Submission(Struct):
-    submitted_at: float
-
-
-_decode_body = msgspec.json.Decoder(_Body).decode
-_decode_submission = msgspec.json.Decoder(tuple[list[_Submission], Any, Any]).decode
-
-
 def celery_message(job: Job, queue: str, tag: str | None = None) -> bytes:
     """The bytes to `LPUSH` on `queue` (a name from `Keys.queue`); `tag` is its delivery tag, unique for each message.
 
-    Headers beyond Celery's own: `cost` (KV-cache tokens, what a pull counts) and `attempt`. The property `reply_to` is
+    Headers beyond Celery's own, which the scripts read: `cost` (KV-cache tokens at most, over all `sequences`), `prompt` (those
+    that are known by now), `attempt`, `submitted` and `deadline` (Unix seconds), `tenant` (percent-encoded, as in the
+    name of its list) and its `weight`. The property `reply_to` is
     the job's reply channel, so that a message whose body is broken can still be answered.
     """
     expires = None if job.deadline is None else datetime.fromtimestamp(job.deadline, UTC).isoformat()
@@ -101,7 +98,13 @@ def celery_message(job: Job, queue: str, tag: str | None = None) -> bytes:
             expires=expires,
             ignore_result=job.reply_to is not None,
             cost=job.cost,
+            prompt=job.known,
+            sequences=job.parameters.children,
             attempt=job.attempt,
+            submitted=job.submitted_at,
+            deadline=job.deadline,
+            tenant=quote(job.tenant, safe=""),
+            weight=job.weight,
         ),
         properties=_Properties(
             correlation_id=job.id,
@@ -111,15 +114,6 @@ def celery_message(job: Job, queue: str, tag: str | None = None) -> bytes:
         ),
     )
     return encode_json(envelope)
-
-
-def submitted_at(message: bytes | str) -> float | None:
-    """When the job in a message of ours was submitted, in Unix seconds; None of any other message."""
-    try:
-        envelope = _decode_body(message)
-        return _decode_submission(envelope.body)[0][0].submitted_at
-    except (msgspec.DecodeError, IndexError):
-        return None
 
 
 def job_of(arguments: Any) -> Job:

@@ -25,11 +25,10 @@ from common.background import every, stop_tasks
 from common.errors import KeyLimited, ServiceUnavailable
 from common.key_limits_script import SCRIPT, TOKENS
 from common.keys import Keys
+from common.queue_depth import retry_after
 from common.settings import Settings
 
 log = logging.getLogger(__name__)
-
-LONGEST_RETRY_AFTER = 60
 
 
 class Usage(Struct, frozen=True):
@@ -252,7 +251,7 @@ class KeyLimits:
         else:
             seconds = account.mean_seconds / max(account.requests, 1)
             told = f"Rate limit reached for requests in flight of this key: limit {key.requests_in_flight}"
-        return KeyLimited(told, retry_after=max(1, min(LONGEST_RETRY_AFTER, math.ceil(seconds))))
+        return KeyLimited(told, retry_after=retry_after(seconds))
 
     @staticmethod
     def _refuse(wishes: list[_Wish] | deque[_Wish], error: ServiceUnavailable) -> None:

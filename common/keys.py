@@ -3,9 +3,14 @@
 | name                          | type    | written by             | read by                | expires                      |
 |-------------------------------|---------|------------------------|------------------------|------------------------------|
 | {p}:queue:{model}:{class}     | list    | submitters, reaper     | workers                | when empty                   |
+| {queue}:tenant:{tenant}       | list    | submitters, reaper     | workers                | when empty                   |
+| {queue}:turns                 | zset    | as the queue, workers  | workers                | with the queue               |
+| {queue}:virtual               | string  | workers                | as the queue, workers  | with the queue               |
+| {queue}:depth                 | hash    | as the queue, workers  | everyone who asks      | with the queue               |
+| {queue}:bell                  | list    | submitters, reaper     | workers                | with the queue, or rung      |
+| {queue}:drained               | hash    | workers                | submitters             | 12 * RATE_SECONDS            |
 | {p}:unacked:{worker}          | hash    | worker                 | worker, reaper         | empty on exit, reaper        |
 | {p}:unacked_index:{worker}    | zset    | worker                 | worker, reaper         | empty on exit, reaper        |
-| {p}:inflight:{worker}         | list    | worker                 | worker, reaper         | empty on exit, reaper        |
 | {p}:workers                   | zset    | worker heartbeat, pull | web, reaper, `tgq ps`  | entry: on exit or by reaper  |
 | {p}:worker:{worker}           | string  | worker heartbeat       | web, `tgq ps`          | WORKER_RECORD_SECONDS        |
 | {p}:attempt:{request}         | string  | submitters (re-send)   | workers                | ATTEMPTS_SECONDS             |
@@ -23,6 +28,10 @@
 | {p}:control                   | channel | submitters (Control)   | all workers            | -                            |
 | {p}:control:{worker}          | channel | submitters (Control)   | one worker             | -                            |
 | {p}:dead                      | list    | reaper                 | people                 | trimmed to DEAD_JOBS_KEPT    |
+
+A queue is a list for each tenant (the very name is that of the tenant ""; others' names are percent-encoded) and what is beside
+it: whose turn it is (`turns`, `virtual`; see `common.fair_queue`), what waits in all (`depth`), at most one entry that wakes an
+idle worker (`bell`). "With the queue": when the last job is cancelled, or a worker next finds nothing there.
 
 `attempt` is the number of a request's newest attempt (none: the first), so that a late message of an older one does no
 work. `attempts` holds `{attempt}:{worker}` for each worker that was lost with the request: the reaper adds those that had not
@@ -58,6 +67,20 @@ class Keys:
         # Readable, and no two models share one.
         return f"{self.prefix}:queue:{quote(model, safe='/')}:{job_class}"
 
+    @staticmethod
+    def tenant_queue(queue: str, tenant: str) -> str:
+        """The list of one tenant's jobs in a queue."""
+        return f"{queue}:tenant:{quote(tenant, safe='')}" if tenant else queue
+
+    @staticmethod
+    def depth(queue: str) -> str:
+        """Counts of what waits in a queue; see `common.queue_depth`."""
+        return f"{queue}:depth"
+
+    @staticmethod
+    def bell(queue: str) -> str:
+        return f"{queue}:bell"
+
     def unacked(self, worker: str) -> str:
         return f"{self.prefix}:unacked:{worker}"
 
@@ -67,9 +90,6 @@ class Keys:
     def unacked_mutex(self, worker: str) -> str:
         """Lock kombu insists on having a name for; never contended, every worker has its own."""
         return f"{self.prefix}:unacked_mutex:{worker}"
-
-    def inflight(self, worker: str) -> str:
-        return f"{self.prefix}:inflight:{worker}"
 
     @property
     def workers(self) -> str:

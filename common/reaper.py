@@ -1,4 +1,4 @@
-"""Jobs of dead workers go back to the head of their queue, oldest first.
+"""Jobs of dead workers go back to the head of their tenant's queue, oldest first.
 
 A worker's pulled jobs are in a hash of its own until its engine accepts them. When the worker's heartbeat is gone, one
 script moves them back, atomically: any number of processes may run it at once. Losses are counted outside the message,
@@ -15,6 +15,7 @@ import redis.asyncio
 import structlog
 
 from common.errors import GenerationFailed
+from common.fair_queue import FAIR_QUEUE
 from common.keys import ATTEMPTS_SECONDS, DEAD_JOBS_KEPT, Keys
 from common.settings import Settings
 from common.wire import WIRE_VERSION, Failed, Frame, StepFrames, encode_msgpack
@@ -25,33 +26,23 @@ RESTART_GRACE_SECONDS = 5
 """After a Redis restart heartbeats are missing because Redis was away: workers come back first."""
 
 # Allowed when memory is full: the way out is to run the jobs.
-_RETURN_JOBS = r"""#!lua flags=allow-oom
+_RETURN_JOBS = (
+    "#!lua flags=allow-oom\n"
+    + FAIR_QUEUE
+    + r"""
 -- Puts back what `worker` holds: every message, or those with the given delivery tags. Messages whose losses exceed
 -- max_attempts are buried instead; with count = false no loss is counted (the worker gives them back on purpose).
 local function return_jobs(prefix, worker, tags, count, max_attempts, attempts_ttl, dead_kept, buried)
   local unacked, index = prefix .. ':unacked:' .. worker, prefix .. ':unacked_index:' .. worker
   local returned = 0
-  local function put_back(message, routing_key)
-    redis.call('RPUSH', routing_key, message)
-    returned = returned + 1
-  end
-  if not tags then
-    -- Rung the bell, never pulled: newer than all pulled ones, so it goes back first.
-    local inflight = prefix .. ':inflight:' .. worker
-    for _, message in ipairs(redis.call('LRANGE', inflight, 0, -1)) do
-      local routing_key = string.match(string.sub(message, -4096), '"routing_key":%s*"([^"]+)"')
-      if routing_key then put_back(message, routing_key) end
-    end
-    redis.call('DEL', inflight)
-    tags = redis.call('ZREVRANGE', index, 0, -1)
-  end
+  if not tags then tags = redis.call('ZREVRANGE', index, 0, -1) end
   -- Newest first: the oldest ends up at the head.
   for _, tag in ipairs(tags) do
     local entry = redis.call('HGET', unacked, tag)
     if entry then
       local exchange, routing_key = string.match(string.sub(entry, -2048), ',"([^"]*)","([^"]*)"%]$')
       local message = string.sub(entry, 2, #entry - #exchange - #routing_key - 7)
-      local tail = string.sub(message, -4096)
+      local tail = tail_of(message)
       local id = string.match(tail, '"id":%s*"([^"]+)"') or tag
       local attempt = tonumber(string.match(tail, '"attempt":%s*(%d+)') or 1)
       local newest = tonumber(redis.call('GET', prefix .. ':attempt:' .. id) or 1)
@@ -71,7 +62,8 @@ local function return_jobs(prefix, worker, tags, count, max_attempts, attempts_t
         redis.call('LTRIM', prefix .. ':dead', 0, dead_kept - 1)
         buried[#buried + 1] = {worker, id, attempt, reply_to}
       else
-        put_back(message, routing_key)
+        put(routing_key, message, true)
+        returned = returned + 1
       end
       redis.call('HDEL', unacked, tag)
     end
@@ -80,6 +72,7 @@ local function return_jobs(prefix, worker, tags, count, max_attempts, attempts_t
   return returned
 end
 """
+)
 
 _REAP = (
     _RETURN_JOBS

@@ -102,7 +102,7 @@ def _async_options(settings: Settings) -> dict[str, Any]:
     else:
         plain = address.tls is None
         options["connection_class"] = connections.AsyncConnection if plain else connections.AsyncTlsConnection
-    return options | {"retry": retry}
+    return options | {"retry": retry, "doubt": connections.Doubt()}
 
 
 def _options(settings: Settings, address: RedisAddress) -> dict[str, Any]:

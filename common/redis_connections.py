@@ -6,6 +6,7 @@ use dials anew: through Sentinel, or by a name that points to the new primary by
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ import redis.connection
 import redis.sentinel
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from common.redis_url import RedisAddress
 
@@ -62,25 +64,60 @@ class SocketConnection(_Following, redis.connection.UnixDomainSocketConnection):
     pass
 
 
+class Doubt:
+    """When one of a pool's connections last had to wait in vain; the others from before are not to be trusted either.
+
+    A server that vanished closes nothing: without this, each connection of a pool costs a request and the whole timeout.
+    """
+
+    __slots__ = ("since",)
+
+    def __init__(self) -> None:
+        self.since = 0.0
+
+
 class _AsyncFollowing:
-    """As `_Following`, on an event loop."""
+    """As `_Following`, on an event loop; connections of a pool share one `Doubt`."""
 
     host: str
     port: int
     is_connected: bool
+    _writer: Any
 
-    def __init__(self, *, locate: Callable[[], Awaitable[tuple[str, int]]] | None = None, **options: Any) -> None:
+    def __init__(
+        self, *, doubt: Doubt, locate: Callable[[], Awaitable[tuple[str, int]]] | None = None, **options: Any
+    ) -> None:
+        self._doubt = doubt
         self._locate = locate
+        self._dialled_at = 0.0
         super().__init__(**options)
 
+    async def connect(self) -> None:
+        """What a pool calls before each use."""
+        if self.is_connected and (self._dialled_at < self._doubt.since or self._writer.transport.is_closing()):
+            await self.disconnect(nowait=True)  # type: ignore[attr-defined]
+        await super().connect()
+
     async def connect_check_health(self, check_health: bool = True, retry_socket_connect: bool = True) -> None:
-        if self._locate is not None and not self.is_connected:
-            self.host, self.port = await self._locate()
+        if not self.is_connected:
+            self._dialled_at = time.monotonic()
+            if self._locate is not None:
+                self.host, self.port = await self._locate()
         await super().connect_check_health(check_health, retry_socket_connect)
+
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        try:
+            await super().send_packed_command(*args, **options)
+        except RuntimeError as error:
+            # What uvloop says of a transport that was reset, where asyncio's own loop says nothing.
+            raise RedisConnectionError("the connection was lost before the command was sent") from error
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:
             return await super().read_response(*args, **options)
+        except RedisTimeoutError:
+            self._doubt.since = time.monotonic()
+            raise
         except ReadOnlyError as error:
             await self.disconnect(nowait=True)  # type: ignore[attr-defined]
             raise RedisConnectionError(_DEMOTED) from error

@@ -130,6 +130,10 @@ class Settings(BaseSettings):
     """Reported by `/info`; has no effect, as in TGI 3."""
     batch_reserve: int = Field(2, ge=0, validation_alias=_ours("batch_reserve"))
     """Slots of a worker that `batch` jobs may not take."""
+    batch_overdue_after: float = Field(60.0, ge=0, validation_alias=_ours("batch_overdue_after"))
+    """Seconds after which a `batch` job need not wait any longer until no interactive one does."""
+    batch_overdue_share: float = Field(0.1, ge=0, le=1, validation_alias=_ours("batch_overdue_share"))
+    """Tokens of such jobs that are taken for each token of interactive ones."""
 
     # -- web
     hostname: str = "0.0.0.0"

@@ -51,6 +51,10 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Unix seconds on the submitter's clock."""
     deadline: float | None = None
     """Unix seconds after which the job must not start."""
+    tenant: str = ""
+    """Whose job it is: each tenant has its fair share of the workers."""
+    weight: float = 1.0
+    """The tenant's share, relative to others'."""
     cache_salt: str = ""
     """Jobs share computed prompts only with jobs of the same salt."""
     trace: dict[str, str] = {}
@@ -65,6 +69,17 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def cost(self) -> int:
         """KV-cache tokens this job may come to hold, all children counted: what admission by tokens counts."""
         return self.length * self.parameters.children
+
+    @property
+    def known(self) -> int:
+        """Those of its `cost` that are known to be needed: the prompt, and what earlier attempts generated."""
+        generated = len(self.generated_ids) + sum(map(len, self.sibling_ids))
+        return len(self.prompt_ids) * self.parameters.children + generated
+
+    @property
+    def longest_answer(self) -> int:
+        """Tokens one of its sequences may still add, at most."""
+        return -(-(self.cost - self.known) // self.parameters.children)
 
     def child(self, index: int) -> Job:
         """One child as a job of its own, with its own seed and generated ids; the prompt's details are child 0's."""
@@ -240,6 +255,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     """KV-cache tokens the engine has room for."""
     max_batch_size: int
     """Sequences the engine runs at once."""
+    reserves_answers: bool = False
+    """Whether the engine starts a sequence only with room for its longest answer."""
     adapters: list[str] = []
     """LoRA adapters that jobs may name; a new card is sent when they change."""
 

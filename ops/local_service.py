@@ -73,6 +73,7 @@ class LocalService:
         web: web nodes, each its own `tgq web` on its own port.
         workers: `tgq worker` processes.
         settings: environment variables for all of them (`{"MODEL_ID": "scripted"}`).
+        append_only: whether the embedded Redis keeps its data over restarts.
     """
 
     def __init__(
@@ -83,12 +84,13 @@ class LocalService:
         workers: int = 1,
         redis_url: str | None = None,
         directory: Path | None = None,
+        append_only: bool = False,
     ) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="tgq-") if directory is None else None
         self.directory = Path(self._temporary.name) if self._temporary else Path(str(directory))
         self._settings = dict(settings or {})
         self._counts = (web, workers)
-        self.redis = None if redis_url else EmbeddedRedis(self.directory / "redis")
+        self.redis = None if redis_url else EmbeddedRedis(self.directory / "redis", append_only=append_only)
         self._redis_url = redis_url
         self.web: list[Part] = []
         self.workers: list[Part] = []

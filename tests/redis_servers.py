@@ -104,7 +104,7 @@ class SentinelGroup:
                 with redis.Redis(
                     HOST, port, password=self._sentinel_password or None, socket_timeout=5, decode_responses=True
                 ) as sentinel:
-                    state: dict[str, Any] = sentinel.sentinel_master(MASTER_NAME)  # type: ignore[no-untyped-call]
+                    state: dict[str, Any] = sentinel.sentinel_master(MASTER_NAME)
                     if state["num-slaves"] < 1 or state["num-other-sentinels"] < len(self.sentinel_ports) - 1:
                         return False
         except redis.RedisError:

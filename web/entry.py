@@ -96,8 +96,10 @@ async def _enter(services: Services, request: Request, model: str, sequences: in
         # Nobody knows yet whether it will load: not to be waited for, as a worker that only went is.
         raise ServiceUnavailable(f"The model `{model}` is being loaded", retry_after=LOADING_SECONDS)
     share = await _share(services, request, key) if key is not None and key.limited else None
+    # With a file of keys there may be several, and none of them shuts the others out.
+    tenant = request.context.tenant if services.settings.api_keys_file is not None else ""
     try:
-        return Entry(request, share, await services.admission.acquire(sequences))
+        return Entry(request, share, await services.admission.acquire(sequences, tenant))
     except BaseException:
         if share is not None:
             share.release()

@@ -196,6 +196,7 @@ async def open_generation(
     lifetime.stack.callback(entry.release)
     record.entered("validation")
     jobs, requests = [], []
+    weight = request.context.key.weight if request.context.key is not None else 1.0
     name = "max_new_tokens"
     for ask in await asks():
         name = ask.names.get("max_new_tokens", "max_new_tokens")
@@ -205,7 +206,13 @@ async def open_generation(
         requests.append(valid)
         jobs.append(
             services.client.new_job(
-                valid.prompt_ids, valid.parameters, model=model.id, adapter=valid.adapter, trace=_trace(request)
+                valid.prompt_ids,
+                valid.parameters,
+                model=model.id,
+                adapter=valid.adapter,
+                tenant=request.context.tenant,
+                weight=weight,
+                trace=_trace(request),
             )
         )
     if plan is not None and len(jobs) > 1:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import msgspec
 import structlog
 
 from common.errors import GenerationFailed, InvalidRequest, TgqError
@@ -22,7 +23,6 @@ from common.wire import (
     Failed,
     FrameBody,
     Job,
-    JobClass,
     JobEvent,
     LoadProgress,
     ModelCard,
@@ -31,9 +31,10 @@ from common.wire import (
 )
 from workers.answer import Answer, JobReturned
 from workers.held import Delivery, Effects, Engine, Held, OpenDelivery, Send
+from workers.load import NOTHING, Load
 from workers.publisher import Outgoing
 from workers.stats import StatsTotals
-from workers.transport import Room
+from workers.transport import Offer
 
 log = structlog.get_logger()
 
@@ -60,17 +61,17 @@ class Dispatcher:
         self.card: ModelCard | None = None
         self._engine = engine
         self._max_attempts = max_attempts
-        self._batch_reserve = batch_reserve
         self._send = send
         self._freed = freed
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
-        self._use: dict[JobClass, list[int]] = {"interactive": [0, 0], "batch": [0, 0]}
-        """Sequences and tokens of the held jobs."""
+        self._load = Load(batch_reserve)
         self._waiting: dict[str, Held] = {}
         """Held and not given, oldest first."""
         self._suspect: str | None = None
         """Of the jobs that were lost with their engines, one runs at a time: one that kills engines dies alone."""
+        self._overdue: set[str] = set()
+        """Delivery tags; until the end of the pull they came with."""
         self._ended: OrderedDict[str, int] = OrderedDict()
         self._ready = False
         self._closed = False
@@ -105,27 +106,25 @@ class Dispatcher:
         with self._lock:
             return list(self._waiting)
 
-    def room(self, queues: Sequence[str]) -> tuple[int, list[Room]]:
+    def room(self, queues: Sequence[str]) -> Offer:
         """What may be pulled: see `workers.transport.Intake`. Queues after the first leave the reserve free."""
         with self._lock:
             if self._closed or not self._ready or self.card is None:
-                return 0, [Room(0, 0)] * len(queues)
-            slots, capacity = self.card.max_batch_size, self.card.max_batch_total_tokens
-            # The engine lets batch jobs wait for interactive ones, so only interactive jobs are in their way.
-            jobs, tokens = slots - self._use["interactive"][0], capacity - self._use["interactive"][1]
-            interactive = Room(jobs, tokens)
-            reserve = min(self._batch_reserve, slots - 1)
-            reserved_tokens = capacity * reserve // slots
-            jobs, tokens = jobs - self._use["batch"][0], tokens - self._use["batch"][1]
-            # An idle worker takes any batch job: a reserve must not make one impossible.
-            batch = Room(jobs - reserve, tokens - reserved_tokens if self._held else tokens)
-            return capacity, [interactive] + [batch] * (len(queues) - 1)
+                return Offer(0, 0, [NOTHING] * len(queues))
+            return self._load.offer(self.card, len(queues))
 
     # -- from Celery ----------------------------------------------------------------------------------------------------
+
+    def overdue(self, tag: str) -> None:
+        """The job of this delivery is batch work whose turn has come at last: from now on it is an interactive one."""
+        with self._lock:
+            self._overdue.add(tag)
 
     def hold(self, job: Job, delivery: Delivery) -> None:
         """Take a delivered job, or refuse it; `give` sends those taken to the engine."""
         with self._change() as effects:
+            if delivery.tag in self._overdue:
+                job = msgspec.structs.replace(job, job_class="interactive")
             known = self._held.get(job.id)
             if known is not None and known.job.attempt == job.attempt and not (known.accepted and job.reply_to):
                 # The same message once more (its reaper thought us dead), or a copy: whichever way it ends, it ends once.
@@ -142,8 +141,8 @@ class Dispatcher:
                     self._engine.cancel([job.id])
                     effects.finished.append((known.delivery, None))
                     self._drop(known)
-                self._held[job.id] = self._waiting[job.id] = Held(job, delivery)
-                self._count(job, 1)
+                held = self._held[job.id] = self._waiting[job.id] = Held(job, delivery)
+                self._load.add(held, self.card)
 
     def suspect(self, request: str) -> None:
         """One more loss would be the last of this waiting job: those at whose side it was lost must not be lost with it."""
@@ -156,6 +155,7 @@ class Dispatcher:
         with self._lock:
             for held in self._waiting.values():
                 held.known = True
+            self._overdue.clear()
             self._give()
 
     def abandon(self, request: str, delivery: Delivery) -> None:
@@ -257,6 +257,7 @@ class Dispatcher:
         with self._change() as effects:
             if output.stats is not None:
                 self.stats.update(output.stats)
+                self._load.lengths.preempted(output.stats.preemptions)
             for event in output.events:
                 held = self._held.get(event.request)
                 if held is not None and held.given and held.job.attempt == event.attempt:
@@ -289,6 +290,11 @@ class Dispatcher:
             if held.job.reply_to is not None and not isinstance(body, Failed | Cancelled):
                 effects.frames.append(Outgoing(held.job.reply_to, held.job.id, held.job.attempt, Accepted(self.worker)))
                 effects.finished.append((held.delivery, None))
+        if isinstance(body, Tokens):
+            if body.finish is not None:
+                self._load.lengths.ended(body.finish.generated_tokens)
+            elif body.offset > held.answer_tokens:
+                self._load.grown(held, body.offset)
         if isinstance(body, Tokens) and not body.ends:
             self._emit(held, body, effects)
         elif not isinstance(body, Accepted):
@@ -318,7 +324,7 @@ class Dispatcher:
         request = held.job.id
         del self._held[request]
         self._waiting.pop(request, None)
-        self._count(held.job, -1)
+        self._load.remove(held)
         if self._suspect == request:
             self._suspect = None
         if remember:
@@ -326,11 +332,6 @@ class Dispatcher:
             self._ended.move_to_end(request)
             if len(self._ended) > ENDED_REMEMBERED:
                 self._ended.popitem(last=False)
-
-    def _count(self, job: Job, sign: int) -> None:
-        use = self._use[job.job_class]
-        use[0] += sign * job.parameters.children
-        use[1] += sign * job.cost
 
     def _give(self) -> None:
         if not self._ready:

@@ -151,7 +151,9 @@ class Drain:
         except redis.RedisError:
             return False
         return any(
-            worker.state == "ready" and worker.model == self._settings.model_name and worker.id != self._dispatcher.worker
+            worker.state == "ready"
+            and worker.model == self._settings.model_name
+            and worker.id != self._dispatcher.worker
             for worker in workers
         )
 

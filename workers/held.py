@@ -39,6 +39,8 @@ class Engine(Protocol):
 class Held:
     job: Job
     delivery: Delivery
+    answer_tokens: int = 0
+    """Tokens each of its sequences is expected to add to those that were known."""
     known: bool = False
     """Whether it has been looked up what became of the request since its message was sent."""
     given: bool = False

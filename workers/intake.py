@@ -10,7 +10,7 @@ import structlog
 
 from workers.dispatcher import Dispatcher
 from workers.marks import Marks
-from workers.transport import Room
+from workers.transport import Offer
 
 log = structlog.get_logger()
 
@@ -30,8 +30,11 @@ class EngineIntake:
     def attach(self, hub: Any, pull: Callable[[], None]) -> None:
         self._hub, self._pull = hub, pull
 
-    def room(self, queues: Sequence[str]) -> tuple[int, list[Room]]:
+    def room(self, queues: Sequence[str]) -> Offer:
         return self.dispatcher.room(queues)
+
+    def overdue(self, tag: str) -> None:
+        self.dispatcher.overdue(tag)
 
     def pulled(self) -> None:
         """Give the pulled jobs to the engine together, less those that were given up or sent again meanwhile.

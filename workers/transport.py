@@ -2,9 +2,9 @@
 
 The stock transport pops a message and registers it as unacknowledged in a second step, so a crash in between loses it;
 it takes one message per three round trips; and on every broken connection it puts running work back on the queue. Here
-`BLMOVE <first queue> <inflight>` is only a doorbell, the message stays in Redis; one script (`workers.pull_script`)
-then takes all messages the engine has room for and registers them atomically; acknowledgements go out together, once
-per turn of the event loop, over whichever connection is alive (`workers.acks`). Message format and keys are kombu's.
+`BLPOP` waits for a doorbell only, a list of its own; one script (`workers.pull_script`) then takes all messages the engine
+has room for, in fair order, and registers them atomically; acknowledgements go out together, once per turn of the event
+loop, over whichever connection is alive (`workers.acks`). Message format and unacknowledged messages are kombu's.
 
 It overrides private methods of kombu (`_brpop_start`, `_brpop_read`, `_update_brpop_polling`, `_get_pool`): another kombu
 version needs the fault tests first.
@@ -28,7 +28,7 @@ from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 
-from common.keys import DEAD_JOBS_KEPT
+from common.keys import DEAD_JOBS_KEPT, Keys
 from workers.acks import Acks
 from workers.pull_script import PULL
 
@@ -37,8 +37,9 @@ log = structlog.get_logger()
 PULL_MAX = 8
 """Messages per script call: with more, one worker takes a burst that idle workers could share."""
 
-OTHER_QUEUES_SECONDS = 0.1
-"""The doorbell hangs at the first queue only; the others are looked at this often, and whenever room appears."""
+LOOK_SECONDS = 0.1
+"""The doorbell hangs at the first queue only, and other producers than ours do not ring it; all queues are looked at this
+often, and whenever room appears."""
 
 BELL_OVERDUE_SECONDS = 3.0
 """The server answers the doorbell after a second at the latest; one that is this late hangs on a dead link."""
@@ -51,14 +52,28 @@ class Room(NamedTuple):
     tokens: int
 
 
+class Offer(NamedTuple):
+    """What a worker would take."""
+
+    largest: int
+    """Tokens of the largest job that could ever fit."""
+    answer: int
+    """Tokens an answer is expected to have; no job is counted with more than it may have."""
+    rooms: list[Room]
+    """Per queue."""
+
+
 class Intake(Protocol):
     """The worker's side of the transport; all calls on the event loop's thread."""
 
     def attach(self, hub: Any, pull: Callable[[], None]) -> None:
         """A connection is up: `pull` takes what there is room for."""
 
-    def room(self, queues: Sequence[str]) -> tuple[int, list[Room]]:
-        """Tokens of the largest job that could ever fit, and the room per queue in the order given."""
+    def room(self, queues: Sequence[str]) -> Offer:
+        """What may be taken from these queues."""
+
+    def overdue(self, tag: str) -> None:
+        """The message with this delivery tag, delivered next, is batch work that waited too long: it may not wait further."""
 
     def pulled(self) -> None:
         """Everything one pull took has been delivered."""
@@ -131,16 +146,17 @@ class Channel(stock.Channel):
 
     from_transport_options = (
         *stock.Channel.from_transport_options,
-        *("dial", "worker", "workers_key", "inflight_key", "dead_key", "intake", "acks"),
+        *("dial", "worker", "workers_key", "dead_key", "intake", "acks", "overdue_after", "overdue_share"),
     )
     # Set from the transport options:
     dial: Dial
     worker: str
     workers_key: str
-    inflight_key: str
     dead_key: str
     intake: Intake
     acks: Acks
+    overdue_after: float
+    overdue_share: float
 
     # The stock channel puts unacknowledged messages back when it closes, on a mere lost connection too.
     do_restore = False
@@ -150,8 +166,6 @@ class Channel(stock.Channel):
     _uncertain = False
     """A pull's reply was lost: messages may be registered as ours that never came here."""
     _sync_client: redis.Redis | None = None
-    _bell_from = 0.0
-    """No bell before this monotonic time."""
 
     @contextmanager
     def conn_or_acquire(self, client: redis.Redis | None = None) -> Iterator[redis.Redis]:
@@ -196,25 +210,20 @@ class Channel(stock.Channel):
         with self.conn_or_acquire() as client:
             if self._uncertain:
                 self._deliver_lost(client)
-            capacity, rooms = self.intake.room(queues)
+            largest, answer, rooms = self.intake.room(queues)
             if all(room.jobs <= 0 for room in rooms):
                 return 0
-            # What the bell has moved aside came from the first queue and is its oldest message.
-            limits = [number for room in (rooms[0], *rooms) for number in room]
-            keys = [
-                self.unacked_key,
-                self.unacked_index_key,
-                self.dead_key,
-                self.workers_key,
-                self.inflight_key,
-                *queues,
-            ]
-            arguments = [self.worker, PULL_MAX, capacity, DEAD_JOBS_KEPT, *limits]
+            keys = [self.unacked_key, self.unacked_index_key, self.dead_key, self.workers_key, *queues]
+            arguments = [self.worker, PULL_MAX, largest, DEAD_JOBS_KEPT, answer, self.overdue_after, self.overdue_share]
+            arguments += [number for room in rooms for number in room]
             self._uncertain = True
             self._blocked, *pulled = self._pull_script(client)(keys=keys, args=arguments, client=client)
             self._uncertain = False
-        self._deliver(list(zip(pulled[::3], pulled[1::3], pulled[2::3], strict=True)))
-        return len(pulled) // 3
+        for tag, overdue in zip(pulled[::4], pulled[3::4], strict=True):
+            if overdue:
+                self.intake.overdue(tag.decode())
+        self._deliver(list(zip(pulled[::4], pulled[1::4], pulled[2::4], strict=True)))
+        return len(pulled) // 4
 
     def _pull_script(self, client: redis.Redis) -> Any:
         script = self.__dict__.get("_script")
@@ -260,32 +269,25 @@ class Channel(stock.Channel):
         while self.pull():
             pass
         queues = self._sources()
-        if self._blocked or not queues or self.intake.room(queues)[1][0].jobs <= 0 or monotonic() < self._bell_from:
+        if self._blocked or not queues or self.intake.room(queues).rooms[0].jobs <= 0:
             return
         connection = self.client.connection
         self._in_poll = connection
         self._brpop_sent_at = monotonic()
         seconds = timeout or self.brpop_timeout
-        connection.send_command("BLMOVE", queues[0], self.inflight_key, "RIGHT", "LEFT", seconds)
+        connection.send_command("BLPOP", Keys.bell(queues[0]), seconds)
 
     def _brpop_read(self, **options: Any) -> bool:
         connection = self.client.connection
         try:
-            rung = self.client.parse_response(connection, "BLMOVE", **options)
+            self.client.parse_response(connection, "BLPOP", **options)
         except self.connection_errors:
             connection.disconnect()
             raise
-        except redis.OutOfMemoryError:
-            # Pulling goes on, which is the way out; only the bell is refused.
-            self._bell_from = monotonic() + BELL_OVERDUE_SECONDS
-            rung = None
         finally:
             self._in_poll = None
             self._flush_brpop_reauth()
-        taken = self.pull()
-        if rung is not None and not taken:
-            self._give_back()
-        if not taken:
+        if not self.pull():
             raise Empty()
         return True
 
@@ -295,21 +297,14 @@ class Channel(stock.Channel):
             log.warning("doorbell_dropped")
             self.client.connection.disconnect()
 
-    def _give_back(self) -> None:
-        """What the bell moved aside and no pull took goes back to its queue's head."""
-        with self.conn_or_acquire() as client:
-            if queues := self._sources():
-                while client.lmove(self.inflight_key, queues[0], "LEFT", "RIGHT"):
-                    pass
-
     def basic_cancel(self, consumer_tag: str) -> Any:
         if self._in_poll and len(self._consumers) == 1 and not self._closing:
-            # Still bound to its queues: wait for the bell (a second at most) and put back what it took.
+            # The stock channel would read the answer to a command it did not send. A bell rung in vain misses nobody for
+            # longer than `LOOK_SECONDS`.
             try:
-                self.client.parse_response(self.client.connection, "BLMOVE")
+                self.client.parse_response(self.client.connection, "BLPOP")
             finally:
                 self._in_poll = None
-            self._give_back()
         return super().basic_cancel(consumer_tag)
 
 
@@ -322,5 +317,5 @@ class Transport(stock.Transport):
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         super().register_with_event_loop(connection, loop)
-        loop.call_repeatedly(OTHER_QUEUES_SECONDS, self.cycle.pull_all)
+        loop.call_repeatedly(LOOK_SECONDS, self.cycle.pull_all)
         self.client.transport_options["intake"].attach(loop, self.cycle.pull_all)

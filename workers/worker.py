@@ -236,7 +236,7 @@ class Worker:
         card = self._dispatcher.card
         app.conf.update(
             # The transport dials by itself, whatever the scheme, the passwords and the certificates.
-            broker_url="redis://",
+            broker_url="redis://localhost",
             broker_use_ssl=None,
             broker_transport="workers.transport:Transport",
             broker_transport_options={
@@ -255,10 +255,11 @@ class Worker:
                 "unacked_mutex_key": keys.unacked_mutex(self.id),
                 "worker": self.id,
                 "workers_key": keys.workers,
-                "inflight_key": keys.inflight(self.id),
                 "dead_key": keys.dead,
                 "intake": self._intake,
                 "acks": self._acks,
+                "overdue_after": self._settings.batch_overdue_after,
+                "overdue_share": self._settings.batch_overdue_share,
             },
             broker_connection_retry=True,
             broker_connection_retry_on_startup=True,

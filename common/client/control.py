@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from common.fair_queue import FAIR_QUEUE
 from common.keys import CANCELLED_RUNNING_SECONDS, CANCELLED_SECONDS, Keys
 from common.wire import Cancel, Control, Release, Resend, WebControl, encode_msgpack
 
@@ -31,8 +32,10 @@ DISOWNS_KEPT = 1000
 # A job that is still in its queue leaves it, and nobody has to remember it. Any other may be anywhere, even on its way
 # into the queue (a push whose answer was lost), so the mark stays until it can no longer start.
 # Somebody who has gone on with a higher attempt is not cancelled.
-_CANCEL = """
-if ARGV[1] ~= '' and redis.call('LREM', KEYS[1], 1, ARGV[1]) == 1 then return 1 end
+_CANCEL = (
+    FAIR_QUEUE
+    + """
+if ARGV[1] ~= '' and remove(KEYS[1], ARGV[1]) then return 1 end
 if tonumber(redis.call('GET', KEYS[3]) or 1) > tonumber(ARGV[5]) then
   redis.call('PUBLISH', ARGV[3], ARGV[6])
   return 0
@@ -41,6 +44,7 @@ redis.call('SET', KEYS[2], '1', 'EX', ARGV[2])
 redis.call('PUBLISH', ARGV[3], ARGV[4])
 return 0
 """
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from common.celery_message import celery_message
 from common.client.counters import Cause, ClientCounters
+from common.fair_queue import FAIR_QUEUE
 from common.keys import ATTEMPTS_SECONDS, Keys
 from common.settings import Settings
 from common.wire import Job
@@ -29,9 +30,11 @@ Outcome = Literal["sent", "given_up", "cancelled"]
 
 # The newest attempt's number says whether this push arrived before: its answer may have been lost. Known losses are all
 # named again, because Redis may have lost its data meanwhile.
-_RESEND = """
+_RESEND = (
+    FAIR_QUEUE
+    + """
 -- KEYS: queue, newest attempt, lost attempts, mark of cancellation
--- ARGV: attempt, message, LPUSH or RPUSH, attempts at most, seconds both counts are kept, then what is known to be lost
+-- ARGV: attempt, message, whether it goes to the head (1 or 0), attempts at most, seconds both counts are kept, then what is known to be lost
 if redis.call('EXISTS', KEYS[4]) == 1 then return 'cancelled' end
 if #ARGV > 5 then
   redis.call('SADD', KEYS[3], unpack(ARGV, 6))
@@ -40,10 +43,11 @@ end
 if redis.call('SCARD', KEYS[3]) >= tonumber(ARGV[4]) then return 'given_up' end
 if tonumber(redis.call('GET', KEYS[2]) or 1) < tonumber(ARGV[1]) then
   redis.call('SET', KEYS[2], ARGV[1], 'EX', ARGV[5])
-  redis.call(ARGV[3], KEYS[1], ARGV[2])
+  put(KEYS[1], ARGV[2], ARGV[3] == '1')
 end
 return 'sent'
 """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ class NextAttempt:
     losses: Sequence[str]
     """`{attempt}:{worker}` of the attempts that count against the request."""
     urgent: bool
-    """To the head of the queue: the request has had its turn."""
+    """To the head of its tenant's queue: the request has had its turn."""
     requester: Requester
     message: SentMessage | None = None
     """Once it may be in the queue."""
@@ -162,7 +166,7 @@ class Resender:
             args=[
                 job.attempt,
                 attempt.message.message,
-                "RPUSH" if attempt.urgent else "LPUSH",
+                int(attempt.urgent),
                 self._max_attempts,
                 ATTEMPTS_SECONDS,
                 *attempt.losses,

@@ -166,6 +166,8 @@ class GenerationClient:
         adapter: str | None = None,
         job_class: JobClass = "interactive",
         deadline: float | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
         trace: dict[str, str] | None = None,
     ) -> Job:
         """A job that is answered to this client.
@@ -177,6 +179,8 @@ class GenerationClient:
             adapter: LoRA adapter by name.
             job_class: which queue.
             deadline: Unix seconds; the job must have started by then. Default: `queue_timeout` from now.
+            tenant: whose it is; a tenant's jobs wait for its other ones, and take turns with others' by their tokens.
+            weight: what the tenant may have, relative to others.
             trace: W3C trace context.
         """
         now = time.time()
@@ -190,6 +194,8 @@ class GenerationClient:
             reply_to=self._relay.channel,
             submitted_at=now,
             deadline=now + self.settings.queue_timeout if deadline is None else deadline,
+            tenant=tenant,
+            weight=weight,
             trace=trace or {},
         )
 

@@ -17,6 +17,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from common.client.failover import SentMessage
+from common.fair_queue import FAIR_QUEUE
 from common.keys import Keys
 
 log = logging.getLogger(__name__)
@@ -31,21 +32,25 @@ LONGEST_PAUSE_SECONDS = 10.0
 MISSING_SECONDS = 1.0
 """A job is missing when two looks so far apart did not find it: its acceptance may be on its way."""
 
-_FIND = """
--- KEYS: workers. ARGV: prefix of the workers' unacknowledged messages, that of what they move aside, then for each job its
--- queue, delivery tag and message. 1 for each that is there.
+_FIND = (
+    FAIR_QUEUE
+    + """
+-- KEYS: workers. ARGV: prefix of the workers' unacknowledged messages, then for each job its queue, delivery tag and
+-- message. 1 for each that is there.
 local workers = redis.call('ZRANGE', KEYS[1], 0, -1)
 local function there(queue, tag, message)
   for _, worker in ipairs(workers) do
-    if redis.call('HEXISTS', ARGV[1] .. worker, tag) == 1 or redis.call('LPOS', ARGV[2] .. worker, message) then return 1 end
+    if redis.call('HEXISTS', ARGV[1] .. worker, tag) == 1 then return 1 end
   end
   -- From the head on: what is served next is found first.
-  return redis.call('LPOS', queue, message, 'RANK', -1) and 1 or 0
+  local list = list_of(queue, tenant_of(tail_of(message)))
+  return redis.call('LPOS', list, message, 'RANK', -1) and 1 or 0
 end
 local found = {}
-for i = 3, #ARGV, 3 do found[#found + 1] = there(ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
+for i = 2, #ARGV, 3 do found[#found + 1] = there(ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
 return found
 """
+)
 
 
 class Watched:
@@ -139,7 +144,5 @@ class QueueWatch:
 
     async def _found(self, sent: Sequence[SentMessage]) -> list[bool]:
         arguments = [part for message in sent for part in (message.queue, message.tag, message.message)]
-        reply = await self._find(
-            keys=[self._keys.workers], args=[self._keys.unacked(""), self._keys.inflight(""), *arguments]
-        )
+        reply = await self._find(keys=[self._keys.workers], args=[self._keys.unacked(""), *arguments])
         return [bool(there) for there in reply]

@@ -19,8 +19,8 @@ from rich.console import Console
 
 from common.settings import SCRIPTED_MODEL
 from ops.chaos import leaks
-from ops.chaos.cluster import Cluster
-from ops.chaos.load import Load
+from ops.chaos.cluster import Cluster, NotWhole
+from ops.chaos.load import BadReference, Load
 from ops.chaos.options import parse
 from ops.chaos.questions import STREAM, WHOLE, Question, real_question, scripted_question
 from ops.chaos.report import Report
@@ -54,8 +54,10 @@ async def endure(options: argparse.Namespace, directory: Path, report: Report, c
     rng = Random(options.seed)
     async with Cluster(directory, {**SETTINGS["scripted"], "LOG_LEVEL": "warning"}, proxied=False) as cluster:
         if options.mode == "leaks":
-            samples, crowd = await leaks.run_leaks(cluster, requests=options.requests, rng=rng, say=console.print)
-            table, report.problems = leaks.growth(samples)
+            report.samples, crowd = await leaks.run_leaks(
+                cluster, requests=options.requests, rng=rng, say=console.print
+            )
+            table, report.problems = leaks.growth(report.samples)
             console.print(table)
         else:
             crowd = await leaks.run_markers(cluster, requests=options.requests, rng=rng, say=console.print)
@@ -68,7 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     directory = options.logs or Path(tempfile.mkdtemp(prefix="tgq-chaos-"))
     report = Report(options.seed, options.model)
-    asyncio.run((strike if options.mode in ("rounds", "mixed") else endure)(options, directory, report, console))
+    run = strike if options.mode in ("rounds", "mixed") else endure
+    try:
+        asyncio.run(run(options, directory, report, console))
+    except (NotWhole, BadReference) as problem:
+        report.problems.append(str(problem))
     console.print(report.table())
     for line in (*report.problems, *report.details):
         console.print(line, markup=False)

@@ -51,6 +51,7 @@ class Member:
     part: Part
     started: float = field(default_factory=monotonic)
     asked_to_stop: bool = False
+    killed: bool = False
     starts: int = 1
     again_at: float | None = None
     failures: int = 0
@@ -77,8 +78,8 @@ class Cluster:
         self.members: list[Member] = []
         self.exits: list[str] = []
         """Ends that nobody caused: a non-zero status after SIGTERM, or an end without a fault."""
-        self.expecting_ends = False
-        """Set while a fault kills processes."""
+        self.redis_turn = asyncio.Lock()
+        """Held by a fault that has its hands on Redis."""
         self.keys = Keys()
         self.model = settings.get("MODEL_ID", DEFAULT_MODEL)
         self._settings = dict(settings)
@@ -125,8 +126,14 @@ class Cluster:
         await asyncio.to_thread(self._stop)
 
     def terminate(self, member: Member) -> None:
+        """SIGTERM: it has to end with status 0."""
         member.asked_to_stop = True
         member.part.terminate()
+
+    async def kill(self, member: Member) -> None:
+        """SIGKILL to the process alone: what it started must notice by itself."""
+        member.killed = True
+        await asyncio.to_thread(member.part.kill)
 
     async def records(self) -> dict[int, WorkerRecord]:
         """Live workers by process id; none while Redis is away."""
@@ -215,14 +222,14 @@ class Cluster:
             return
         if member.again_at is None:
             status = member.part.process.returncode
-            fell = status < 0 and self.expecting_ends
-            if not (fell or (member.asked_to_stop and status == 0)):
+            if not (member.killed or (member.asked_to_stop and status == 0)):
                 self.exits.append(f"{member.name} ended with {status}: {member.part.tail(300)}")
             member.failures = member.failures + 1 if now - member.started < EARLY_SECONDS else 0
             member.again_at = now + min(RESTART_SECONDS * 2**member.failures, 5.0)
         elif now >= member.again_at:
             member.part = Part(member.name, [member.command], member.environment, self.directory)
-            member.started, member.again_at, member.asked_to_stop = now, None, False
+            member.started, member.again_at = now, None
+            member.asked_to_stop = member.killed = False
             member.starts += 1
 
     def _stop(self) -> None:

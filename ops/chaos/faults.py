@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 
+import redis
+
 from ops.chaos.client import Manner
 from ops.chaos.cluster import Cluster, Member
 
@@ -40,10 +42,6 @@ def _send(pid: int | None, number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-async def _kill(member: Member) -> None:
-    await asyncio.to_thread(member.part.kill)
-
-
 async def _busy_worker(cluster: Cluster, rng: Random) -> Member:
     """One of the workers that run something, if there is one: a fault that hits nobody shows nothing."""
     records = await cluster.records()
@@ -52,7 +50,7 @@ async def _busy_worker(cluster: Cluster, rng: Random) -> Member:
 
 
 async def _worker_kill(cluster: Cluster, rng: Random) -> None:
-    await _kill(await _busy_worker(cluster, rng))
+    await cluster.kill(await _busy_worker(cluster, rng))
 
 
 async def _worker_freeze(cluster: Cluster, rng: Random) -> None:
@@ -82,7 +80,7 @@ async def _engine_freeze(cluster: Cluster, rng: Random) -> None:
 
 
 async def _web_kill(cluster: Cluster, rng: Random) -> None:
-    await _kill(rng.choice(cluster.web))
+    await cluster.kill(rng.choice(cluster.web))
 
 
 async def _web_stop(cluster: Cluster, rng: Random) -> None:
@@ -90,31 +88,38 @@ async def _web_stop(cluster: Cluster, rng: Random) -> None:
 
 
 async def _redis_restart(cluster: Cluster, rng: Random) -> None:
-    await asyncio.to_thread(cluster.redis.kill)
-    await asyncio.sleep(rng.uniform(0, 2))
-    await asyncio.to_thread(cluster.redis.start)
+    await _restart_redis(cluster, rng, wipe=False)
 
 
 async def _redis_wipe(cluster: Cluster, rng: Random) -> None:
     """A restart that loses everything, as without persistence."""
-    await asyncio.to_thread(cluster.redis.kill)
-    await asyncio.to_thread(shutil.rmtree, cluster.redis.directory, ignore_errors=True)
-    await asyncio.sleep(rng.uniform(0, 2))
-    await asyncio.to_thread(cluster.redis.start)
+    await _restart_redis(cluster, rng, wipe=True)
+
+
+async def _restart_redis(cluster: Cluster, rng: Random, *, wipe: bool) -> None:
+    async with cluster.redis_turn:
+        await asyncio.to_thread(cluster.redis.kill)
+        if wipe:
+            await asyncio.to_thread(shutil.rmtree, cluster.redis.directory, ignore_errors=True)
+        await asyncio.sleep(rng.uniform(0, 2))
+        await asyncio.to_thread(cluster.redis.start)
 
 
 async def _redis_pause(cluster: Cluster, rng: Random) -> None:
-    seconds = rng.uniform(0.5, 4)
-    await asyncio.to_thread(cluster.client.client_pause, int(seconds * 1000))
-    await asyncio.sleep(seconds)
+    async with cluster.redis_turn:
+        seconds = rng.uniform(0.5, 4)
+        with suppress(redis.RedisError):  # Too slow to take the order: that will do.
+            await asyncio.to_thread(cluster.client.client_pause, int(seconds * 1000))
+        await asyncio.sleep(seconds)
 
 
 async def _redis_freeze(cluster: Cluster, rng: Random) -> None:
-    cluster.redis.freeze()
-    try:
-        await asyncio.sleep(rng.uniform(0.5, 6))
-    finally:
-        cluster.redis.thaw()
+    async with cluster.redis_turn:
+        cluster.redis.freeze()
+        try:
+            await asyncio.sleep(rng.uniform(0.5, 6))
+        finally:
+            cluster.redis.thaw()
 
 
 def _blackhole(least: float, most: float) -> Strike:

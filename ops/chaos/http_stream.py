@@ -14,7 +14,7 @@ _HEAD_BYTES = 65_536
 
 
 class NotConnected(Exception):
-    """The node refuses connections, or let go of this one before it said a word: nothing was accepted."""
+    """The node refuses connections, or let go of this one before it said a word: any client may ask again."""
 
 
 class ConnectionCut(Exception):

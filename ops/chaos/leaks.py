@@ -37,7 +37,8 @@ async def run_leaks(cluster: Cluster, *, requests: int, rng: Random, say: Say) -
         await crowd.send(max(1, round(requests * share)))
         await until_no_trace(cluster)
         samples.append(await measure(cluster))
-        say(f"{crowd.sent} requests: {dict(crowd.verdicts)}")
+        memory = sum(value for name, value in samples[-1].items() if name.endswith(": MiB"))
+        say(f"{crowd.sent} requests: {dict(crowd.verdicts)}, {memory:.0f} MiB in all processes")
     return samples, crowd
 
 

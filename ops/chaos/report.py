@@ -15,6 +15,8 @@ from ops.chaos.verdict import Verdict
 
 NOTHING = "none"
 """The row of streams that met no fault."""
+SEVERAL = "several"
+"""The row of errors of streams that met more than one fault: so many lost workers may end a request."""
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 DETAILS_KEPT = 50
 
@@ -42,7 +44,7 @@ class Row:
         fault = FAULTS.get(self.fault)
         match verdict:
             case "error":
-                return fault is not None and fault.errors
+                return self.fault == SEVERAL or (fault is not None and fault.errors)
             case "cut":
                 return fault is not None and fault.cuts
             case _:
@@ -63,6 +65,8 @@ class Report:
         self.problems: list[str] = []
         """What is wrong apart from answers: processes that ended by themselves, requests that left traces."""
         self.details: list[str] = []
+        self.samples: list[dict[str, float]] = []
+        """Figures of a run that looks for leaks, in their order."""
 
     def row(self, fault: str) -> Row:
         return self.rows.setdefault(fault, Row(fault))
@@ -71,7 +75,7 @@ class Report:
         row = self.row(fault)
         for ask in asks:
             row.add(ask)
-            if not row.excuses(ask.verdict) and len(self.details) < DETAILS_KEPT:
+            if (ask.verdict == "error" or not row.excuses(ask.verdict)) and len(self.details) < DETAILS_KEPT:
                 self.details.append(f"{fault}: {ask.request_id} {ask.question.name} {ask.verdict}: {ask.detail}")
 
     @property
@@ -104,4 +108,5 @@ class Report:
             },
             "problems": self.problems,
             "details": self.details,
+            "samples": self.samples,
         }

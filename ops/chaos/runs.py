@@ -13,7 +13,7 @@ from ops.chaos.cluster import Cluster, NotWhole
 from ops.chaos.faults import RESTART_LIMIT, Fault
 from ops.chaos.load import Load
 from ops.chaos.questions import Question
-from ops.chaos.report import NOTHING, Report
+from ops.chaos.report import NOTHING, SEVERAL, Report
 from ops.chaos.traces import until_no_trace
 
 BEGIN_WITHIN = 0.5
@@ -21,6 +21,8 @@ BEGIN_WITHIN = 0.5
 BEGIN_SECONDS = 60.0
 LATEST_STRIKE = 2.5
 """Seconds after the last stream has begun."""
+LANES = 2
+"""Sequences of faults beside each other in a mixed run."""
 BETWEEN_STRIKES = (1.0, 8.0)
 MANNERS: tuple[Manner, ...] = ("reads", "leaves", "stalls")
 SHARES = (8, 1, 1)
@@ -88,15 +90,14 @@ class Chaos:
             await asyncio.wait(begun, timeout=BEGIN_SECONDS)
             await asyncio.sleep(self._rng.uniform(0, LATEST_STRIKE))
             in_flight = self._load.in_flight
-            self._cluster.expecting_ends = True
-            await fault.strike(self._cluster, self._rng)
+            await self._apply(fault, self._rng)
         finally:
             over.set()
             await asyncio.gather(*clients)
         return in_flight
 
     async def mixed(self, faults: Sequence[Fault], seconds: float) -> None:
-        """As many clients as questions all the time, of all manners, while one fault after the other strikes."""
+        """As many clients as questions all the time, of all manners, while faults strike, up to two at a time."""
         ends_at = monotonic() + seconds
         struck: list[Struck] = []
 
@@ -104,28 +105,39 @@ class Chaos:
             while monotonic() < ends_at:
                 await self._load.ask(rng.choice(self._questions), rng.choices(MANNERS, SHARES)[0])
 
-        # Every client has a generator of its own: the schedule of the faults is the seed's alone.
+        async def lane(rng: Random) -> None:
+            while monotonic() < ends_at:
+                await asyncio.sleep(rng.uniform(*BETWEEN_STRIKES))
+                await self._strike(rng.choice(faults), rng, struck)
+
+        # Each has a generator of its own: what one does leaves the others' schedule as the seed has it.
         clients = [asyncio.create_task(client(Random(self._rng.random()))) for _ in self._questions]
         try:
-            while monotonic() < ends_at:
-                await asyncio.sleep(self._rng.uniform(*BETWEEN_STRIKES))
-                fault = self._rng.choice(faults)
-                row = self._report.row(fault.name)
-                row.strikes += 1
-                in_flight = self._load.in_flight
-                row.in_flight += in_flight
-                struck.append(Struck(fault, monotonic()))
-                self._say(f"{fault.name}: {in_flight} streams in flight, {len(self._load.asks)} asked so far")
-                self._cluster.expecting_ends = True
-                await fault.strike(self._cluster, self._rng)
-                await self._recover(f"after {fault.name}", idle=False)
-                struck[-1].undone = monotonic()
+            await asyncio.gather(*(lane(Random(self._rng.random())) for _ in range(LANES)))
         finally:
             ends_at = 0.0
             await asyncio.gather(*clients)
         for ask in self._load.asks:
-            self._report.add(fault_of(ask, struck), [ask])
+            self._report.add(row_of(ask, struck), [ask])
         await self._recover("at the end")
+
+    async def _strike(self, fault: Fault, rng: Random, struck: list[Struck]) -> None:
+        row = self._report.row(fault.name)
+        in_flight = self._load.in_flight
+        row.strikes += 1
+        row.in_flight += in_flight
+        one = Struck(fault, monotonic())
+        struck.append(one)
+        self._say(f"{fault.name}: {in_flight} streams in flight, {len(self._load.asks)} asked so far")
+        await self._apply(fault, rng)
+        await self._recover(f"after {fault.name}", idle=False)
+        one.undone = monotonic()
+
+    async def _apply(self, fault: Fault, rng: Random) -> None:
+        try:
+            await fault.strike(self._cluster, rng)
+        except NotWhole as problem:
+            self._report.problems.append(f"during {fault.name}: {problem}")
 
     async def _recover(self, when: str, *, idle: bool = True) -> None:
         """Wait until the cluster is whole again and, with `idle`, nothing of any request is left."""
@@ -136,13 +148,14 @@ class Chaos:
                 await until_no_trace(cluster)
         except NotWhole as problem:
             problems.append(f"{when}: {problem}")
-        cluster.expecting_ends = False
         problems += [f"{when}: {end}" for end in cluster.exits]
         cluster.exits.clear()
 
 
-def fault_of(ask: Ask, struck: Sequence[Struck]) -> str:
+def row_of(ask: Ask, struck: Sequence[Struck]) -> str:
     """The fault an answer is counted under: of those about in its time, one that excuses its end, or the last."""
     met = [one.fault for one in struck if one.began < ask.ended and ask.started < one.undone + ECHO_SECONDS]
     met.sort(key=lambda fault: (fault.errors and ask.verdict == "error") or (fault.cuts and ask.verdict == "cut"))
+    if ask.verdict == "error" and len(met) > 1 and not met[-1].errors:
+        return SEVERAL
     return met[-1].name if met else NOTHING

@@ -8,6 +8,7 @@ from typing import cast, get_args
 
 import redis
 
+from common.queue_depth import queue_depth_sync
 from common.wire import JobClass
 from ops.chaos.cluster import Cluster, NotWhole
 
@@ -46,7 +47,7 @@ async def _traces(cluster: Cluster) -> list[str]:
 def _counts_in_redis(cluster: Cluster, workers: list[str]) -> dict[str, int]:
     client, keys = cluster.client, cluster.keys
     counts = {
-        f"jobs in queue {job_class}": int(str(client.llen(keys.queue(cluster.model, job_class))))
+        f"jobs in queue {job_class}": queue_depth_sync(client, keys.queue(cluster.model, job_class)).jobs
         for job_class in get_args(JobClass)
     }
     counts |= {f"unacknowledged jobs of {worker}": int(str(client.hlen(keys.unacked(worker)))) for worker in workers}

@@ -86,6 +86,10 @@ class Service:
 
     def _start(self) -> None:
         check_port(self._settings.hostname, self._port)
+        if self._redis is None:
+            # One clear word instead of one from every child; what is no refusal the children say.
+            with contextlib.suppress(redis.RedisError), sync_redis(self._settings) as client:
+                check_redis(client)
         if self._model.needed(self._settings):
             self._model.start()
             while (status := self._model.poll()) is None:
@@ -99,10 +103,6 @@ class Service:
             self._kept_redis = KeptRedis(self._redis, self._view)
             environment["REDIS_URL"] = self._redis.url
             self._settings = self._settings.model_copy(update={"redis_url": self._redis.url})
-        else:
-            # One clear word instead of one from every child; those that are no refusal the children say.
-            with contextlib.suppress(redis.RedisError), sync_redis(self._settings) as client:
-                check_redis(client)
         count = self._settings.workers
         names = [f"worker-{number}" for number in range(1, count + 1)] if count > 1 else ["worker"]
         self._workers = [Child(name, ["worker"], environment, self._view) for name in names]

@@ -12,6 +12,7 @@ import httpx
 import redis
 
 from common.keys import Keys
+from common.queue_depth import queue_depth_sync
 from common.registry import live_workers_sync
 from common.wire import WorkerRecord
 from ops.local_service import LocalService, Part
@@ -64,7 +65,7 @@ class Observer:
         return sum(record.waiting for record in self.workers())
 
     def queued(self) -> int:
-        return sum([int(str(self.redis.llen(queue))) for queue in self._queues])
+        return sum(queue_depth_sync(self.redis, queue).jobs for queue in self._queues)
 
     def permits(self) -> int:
         """Permits held by all web processes."""

@@ -19,6 +19,8 @@ from ops.chaos.runs import Chaos
 
 STREAMS = 20
 LIMIT_SECONDS = 60.0
+LONGEST_PAUSE = 5.0
+"""That a lost worker may cause."""
 ROUNDS = {"worker-kill": 3, "worker-stop": 1, "worker-freeze": 1, "engine-kill": 1}
 MARKED = 400
 
@@ -45,6 +47,7 @@ async def test_every_stream_ends_right_whatever_dies(cluster: Cluster) -> None:
         assert row.verdicts["right"] == row.verdicts.total() >= STREAMS * count
         # Each of them met the fault; a machine that has other work to do may let one or the other begin too late.
         assert row.in_flight > 0.9 * STREAMS * count
+        assert row.pause < LONGEST_PAUSE
 
     crowd = await run_markers(cluster, requests=MARKED, rng=rng, say=print)
     assert crowd.verdicts.total() == MARKED

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from ops.chaos.tcp_proxy import TcpProxy
 from ops.embedded_redis import EmbeddedRedis
 from ops.local_service import LocalService
-from tests.acceptance.clients import body, generate, script, start_stream
+from tests.acceptance.clients import body, generate, http_client, script, start_stream
+from tests.acceptance.native import another_web_node
 from tests.acceptance.observation import Observer, assert_alive, in_flight, named_processes, until
 
 REFUSED_WITHIN = 3.0
@@ -144,3 +146,44 @@ async def test_a_client_that_leaves_meanwhile_is_not_forgotten(
         await seen.until_idle()
     await is_back(client)
     assert await in_flight(client) == 0
+
+
+async def test_a_full_redis_takes_nothing_new_and_what_runs_goes_on(
+    service: LocalService, server: EmbeddedRedis, client: httpx.AsyncClient
+) -> None:
+    text = "There is room for this one. " * 12
+    stream = await start_stream(client, script(text, step_ms=20))
+    with Observer(service) as seen:
+        seen.redis.config_set("maxmemory", "1")
+        try:
+            await asyncio.gather(*(refused(client, path) for path in ("/generate", "/generate_stream", "/")))
+            async with asyncio.timeout(30):
+                assert await stream.finish() == text
+        finally:
+            seen.redis.config_set("maxmemory", "0")
+        await is_back(client)
+        await seen.until_idle()
+    assert_alive(*service.web, *service.workers)
+    assert await in_flight(client) == 0
+
+
+async def test_a_web_node_that_is_cut_off(service: LocalService, server: EmbeddedRedis) -> None:
+    """Half-open connections: nothing is refused and nothing is answered."""
+    text = "Heard in the end, and once. " * 12
+    with (
+        TcpProxy(server.port or 0) as wire,
+        another_web_node(service, {"REDIS_URL": wire.url}) as (url, part),
+    ):
+        async with http_client(url) as client:
+            await is_back(client)
+            stream = await start_stream(client, script(text, step_ms=20))
+            wire.hole = True
+            try:
+                await is_away(client)
+            finally:
+                wire.hole = False
+            async with asyncio.timeout(30):
+                assert await stream.finish() == text
+            await is_back(client)
+            assert await in_flight(client) == 0
+        assert_alive(part, *service.workers)

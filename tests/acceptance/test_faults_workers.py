@@ -173,7 +173,7 @@ async def test_a_job_pulled_and_not_accepted_is_served_by_another(
     ]
     assert await asyncio.gather(*(stream.finish() for stream in others)) == [text] * SLOTS
     keys = Keys()
-    assert not seen.redis.exists(keys.unacked(worker), keys.unacked_index(worker), keys.inflight(worker))
+    assert not seen.redis.exists(keys.unacked(worker), keys.unacked_index(worker))
     await seen.until_idle()
 
 

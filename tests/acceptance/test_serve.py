@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+
+from ops.embedded_redis import EmbeddedRedis
 
 TGQ = Path(sys.executable).with_name("tgq")
 MARK = "TGQ_TEST_MARK"
@@ -175,6 +178,23 @@ def test_nothing_outlives_a_kill(serve: Callable[..., Serve]) -> None:
     service.process.kill()
     service.process.wait()
     service.assert_nothing_left()
+
+
+def test_what_redis_holds_outlives_it(serve: Callable[..., Serve], tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    service = serve(TGQ_REDIS_DATA=str(data))
+    service.wait_ready()
+    found = re.search(r"REDIS_URL=(\S+)", service.out.read_text())
+    assert found
+    with redis.Redis.from_url(found[1], socket_timeout=5) as client:
+        client.lpush("kept", "job")
+    service.process.terminate()
+    assert service.process.wait(30) == 0
+    with (
+        EmbeddedRedis(data, append_only=True) as server,
+        redis.Redis.from_url(server.url, socket_timeout=5) as client,
+    ):
+        assert client.lrange("kept", 0, -1) == [b"job"]
 
 
 def test_a_second_signal_does_not_wait_for_running_requests(serve: Callable[..., Serve]) -> None:

@@ -13,10 +13,14 @@ from typing import Any
 import pytest
 
 from common.admission import Admission, Permit
+from common.celery_message import celery_message
+from common.client.dispatch import Dispatcher
 from common.errors import Overloaded, ServiceUnavailable
 from common.keys import Keys
+from common.parameters import GenerationParameters
 from common.redis_clients import async_redis
 from common.settings import Settings
+from common.wire import Job
 from ops.embedded_redis import EmbeddedRedis
 
 KEYS = Keys()
@@ -144,8 +148,8 @@ async def test_a_caller_cancelled_in_the_turn_of_its_grant_keeps_no_permit(
         task = asyncio.create_task(admission.acquire())
         answer_caller = admission._answer
 
-        def answer_and_cancel(sequences: int, answer: asyncio.Future[Permit], granted: bool) -> None:
-            answer_caller(sequences, answer, granted)
+        def answer_and_cancel(*answered: Any) -> None:
+            answer_caller(*answered)
             assert admission.held == 1
             task.cancel()
 
@@ -229,3 +233,40 @@ async def test_retry_after_follows_the_rate_at_which_permits_come_back(redis_url
         assert refused.retry_after == 20
         for permit in permits[5:]:
             permit.release()
+
+
+async def test_a_tenants_flood_leaves_permits_to_tenants_that_have_none(redis_url: str) -> None:
+    settings = _settings(redis_url, max_concurrent_requests=16)
+    async with instances(settings, 2) as (one, other):
+        flood = await asyncio.gather(*(one.acquire(1, "a") for _ in range(30)), return_exceptions=True)
+        held = [permit for permit in flood if isinstance(permit, Permit)]
+        assert len(held) == 14
+        assert all(isinstance(refused, Overloaded) for refused in flood if refused not in held)
+        with await one.acquire(1, "b"), await other.acquire(1, "b"):
+            # The limit is the limit.
+            assert isinstance((await asyncio.gather(other.acquire(1, "c"), return_exceptions=True))[0], Overloaded)
+        await _until_counted(settings, {"process-0": 14})
+        # Without tenants nothing is kept back.
+        for permit in held:
+            permit.release()
+        flood = await asyncio.gather(*(other.acquire() for _ in range(30)), return_exceptions=True)
+        held = [permit for permit in flood if isinstance(permit, Permit)]
+        assert len(held) == 16
+        for permit in held:
+            permit.release()
+
+
+async def test_retry_after_knows_what_waits_in_the_queue(redis_url: str) -> None:
+    settings = _settings(redis_url, max_concurrent_requests=1)
+    async with instances(settings, 1) as (admission,), async_redis(settings) as client:
+        queue = KEYS.queue(settings.model_name, "interactive")
+        parameters = GenerationParameters(max_new_tokens=999, seed=0)
+        job = Job(id="r", model="m", prompt_ids=[1], parameters=parameters, submitted_at=0.0)
+        await Dispatcher(client, settings).push(queue, celery_message(job, queue))
+        now = (await client.time())[0]
+        # A thousandth of what waits was taken in all the time there was: longer than anybody is told to wait.
+        await client.hset(f"{queue}:drained", mapping={"sum": job.cost / 1000, "at": now, "since": now - 1000})
+        with await admission.acquire():
+            refused = await _try(admission)
+            assert isinstance(refused, Overloaded)
+            assert refused.retry_after == 60

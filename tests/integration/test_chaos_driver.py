@@ -16,7 +16,7 @@ from ops.chaos.faults import FAULTS
 from ops.chaos.options import parse
 from ops.chaos.questions import STREAM, WHOLE, Question, scripted_question
 from ops.chaos.report import Report
-from ops.chaos.runs import Struck, fault_of
+from ops.chaos.runs import Struck, row_of
 from ops.chaos.verdict import Verdict, judge, said
 
 ERROR = b'{"error":"Incomplete generation","error_type":"incomplete_generation"}'
@@ -41,6 +41,7 @@ EVENTS = [event(1), event(2), event(3, generated_text="xxx")]
         ([], "right", "wrong"),
         ([*EVENTS[:2], ERROR], "right", "error"),
         ([ERROR], "right", "error"),
+        ([b'{"error":"Internal server error","error_type":"internal"}'], "right", "wrong"),
         ([EVENTS[0], ERROR, EVENTS[2]], "right", "wrong"),
         ([*EVENTS[:2], b'{"error":"no type"}'], "right", "wrong"),
         ([EVENTS[0], EVENTS[0], *EVENTS[1:]], "right", "duplicated"),
@@ -86,21 +87,24 @@ def test_a_fault_excuses_what_it_must_cause_and_nothing_else() -> None:
     assert failed("worker-kill", "cut")
     assert not failed("redis-wipe", "error")
     assert not failed("web-kill", "cut")
+    assert not failed("several", "error")
     never: tuple[Verdict, ...] = ("lost", "wrong", "duplicated")
     assert all(failed(fault, verdict) for fault in FAULTS for verdict in never)
 
 
-def test_answers_are_counted_under_a_fault_of_their_time() -> None:
+def test_answers_are_counted_under_a_row_of_their_time() -> None:
     struck = [Struck(FAULTS["web-kill"], 10, 12), Struck(FAULTS["worker-kill"], 13, 14)]
     question = Question("q", STREAM, b"", None)
 
     def met(started: float, ended: float, verdict: Verdict) -> str:
-        return fault_of(Ask(question, EVENTS, started=started, ended=ended, verdict=verdict), struck)
+        return row_of(Ask(question, EVENTS, started=started, ended=ended, verdict=verdict), struck)
 
     assert met(1, 9, "right") == "none"
     assert met(9, 11, "right") == "web-kill"
     assert met(9, 14, "right") == "worker-kill"
     assert met(9, 14, "cut") == "web-kill"
+    assert met(9, 14, "error") == "several"
+    assert met(9, 11, "error") == "web-kill"
     assert met(30, 31, "cut") == "none"
 
 

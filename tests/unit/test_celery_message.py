@@ -13,7 +13,7 @@ import pytest
 from kombu.transport.virtual import Message
 
 from common.celery_app import broker, make_app
-from common.celery_message import TASK_NAME, celery_message, job_of, submitted_at
+from common.celery_message import TASK_NAME, celery_message, job_of
 from common.grammar import Grammar
 from common.parameters import GenerationParameters, Watermark
 from common.settings import Settings
@@ -51,6 +51,9 @@ def test_equals_what_celery_builds(deadline: float | None, reply_to: str | None)
     headers = message["headers"]
     assert headers.pop("cost") == 47
     assert headers.pop("attempt") == 1
+    assert (headers.pop("prompt"), headers.pop("sequences")) == (40, 1)
+    assert (headers.pop("submitted"), headers.pop("deadline")) == (12.5, deadline)
+    assert (headers.pop("tenant"), headers.pop("weight")) == ("", 1.0)
     assert re.fullmatch(r"\d+@.+", headers.pop("origin"))
     expected = json.loads(json.dumps(theirs.headers))
     expected.pop("origin")
@@ -93,12 +96,6 @@ def test_the_tail_holds_what_a_pull_reads_and_the_prompt_cannot_fake_it() -> Non
 def test_every_message_has_a_delivery_tag_of_its_own() -> None:
     tags = {decoded(celery_message(job(), QUEUE))["properties"]["delivery_tag"] for _ in range(50)}
     assert len(tags) == 50
-
-
-def test_its_age_can_be_read_without_the_job() -> None:
-    assert submitted_at(celery_message(job(), QUEUE)) == 12.5
-    for other in (b"", b"{}", b'{"body": "[]"}', b'{"body": "[[], {}, {}]"}', b'{"body": 1}', b'{"body": "AAAA"}'):
-        assert submitted_at(other) is None
 
 
 def test_prompts_are_in_the_body_only() -> None:

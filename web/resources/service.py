@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import get_args
@@ -11,10 +10,10 @@ from typing import get_args
 from falcon.asgi import Request, Response
 from redis.exceptions import RedisError
 
-from common.celery_message import submitted_at
 from common.engine_metrics import current_families, total_families
 from common.metrics import exposition
 from common.protocols.tgi_answer import encode
+from common.queue_depth import oldest_age, queue_depth
 from common.wire import JobClass, WorkerRecord
 from web.info import service_info
 from web.resources.resource import Resource, write_json
@@ -49,16 +48,11 @@ class Metrics(Resource):
                 ages[model] = 0.0
                 for job_class in get_args(JobClass):
                     queue = services.keys.queue(model, job_class)
-                    queued[model] += await services.redis.llen(queue)
-                    ages[model] = max(ages[model], await self._age(queue))
+                    queued[model] += (await queue_depth(services.redis, queue)).jobs
+                    ages[model] = max(ages[model], await oldest_age(services.redis, queue))
         except RedisError:
             return None, queued, ages  # nothing is known, which is not the same as nothing running
         return records, queued, ages
-
-    async def _age(self, queue: str) -> float:
-        message = await self.services.redis.lindex(queue, -1)
-        submitted = submitted_at(message) if message is not None else None
-        return max(time.time() - submitted, 0.0) if submitted is not None else 0.0
 
     def _render(
         self, records: list[WorkerRecord] | None, queued: Mapping[str, int], ages: Mapping[str, float]

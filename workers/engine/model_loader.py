@@ -23,7 +23,7 @@ from workers.engine import linear
 from workers.engine.adapters import AdapterStore
 from workers.engine.attention import IMPLEMENTATION, KVPool, ModelRefused
 from workers.engine.attention_cpu import SPAN, CpuAttention
-from workers.engine.attention_cuda import VarlenAttention, varlen_obstacle
+from workers.engine.attention_cuda import KNOWS_PAGES, VarlenAttention, varlen_obstacle
 from workers.engine.attention_paged import PAGE, GatherAttention, PagedAttention
 from workers.engine.cuda_graphs import CudaCapture, DecodeGraphs, graph_sizes
 from workers.engine.default_model import ensure_default_model
@@ -164,6 +164,7 @@ def _checked(
         max_total_tokens=total,
         max_batch_total_tokens=(blocks - 1) * block_size,
         max_batch_size=batch_size,
+        reserves_answers=device.type == "cpu" or not KNOWS_PAGES,
         adapters=adapters.names if adapters is not None else [],
     )
     runner: TransformersRunner

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from common.background import stop_tasks
 from common.celery_message import job_of
 from common.client import GenerationClient
+from common.fair_queue import FAIR_QUEUE
 from common.keys import WORKER_RECORD_SECONDS, Keys
 from common.parameters import GenerationParameters
 from common.redis_clients import async_redis
@@ -45,6 +46,18 @@ from common.wire import (
 MODEL = "scripted"
 
 Behaviour = Callable[["FakeWorker", Job], Awaitable[None]]
+
+TAKE_ONE = (
+    FAIR_QUEUE
+    + """
+join_others(KEYS[1])
+local message, tenant, turn = in_line(KEYS[1])
+if not message then return false end
+take(KEYS[1], tenant, turn, tail_of(message), 1)
+settle()
+return message
+"""
+)
 
 
 def token(index: int) -> Token:
@@ -77,6 +90,7 @@ class FakeWorker:
         """What it says of its model; without one it says nothing."""
         self.keys = Keys(settings.key_prefix)
         self.redis = async_redis(settings)
+        self._take_one = self.redis.register_script(TAKE_ONE)
         self.frames: dict[tuple[str, int], list[Frame]] = {}
         self.jobs: dict[str, Job] = {}
         """By request: the newest attempt taken."""
@@ -150,7 +164,7 @@ class FakeWorker:
             message = None
             await self._awake.wait()
             with suppress(RedisError):
-                message = await self.redis.rpop(queue) if self.taking else None
+                message = await self._take_one(keys=[queue]) if self.taking else None
             if message is None:
                 await asyncio.sleep(0.002)
                 continue

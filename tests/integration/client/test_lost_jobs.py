@@ -94,27 +94,27 @@ async def test_running_streams_do_not_notice_lost_data(redis_url: str) -> None:
 
 
 async def _in_queue(worker: FakeWorker, stream: TokenStream) -> None:
-    assert await worker.redis.llen(QUEUE) == 1
+    assert await worker.redis.llen(KEYS.tenant_queue(QUEUE, stream.job.tenant)) == 1
 
 
 async def _pulled(worker: FakeWorker, stream: TokenStream) -> None:
     assert stream.watched is not None
     sent = stream.watched.sent
-    await worker.redis.lrem(QUEUE, 1, sent.message)  # type: ignore[arg-type]
+    await worker.redis.lrem(KEYS.tenant_queue(QUEUE, stream.job.tenant), 1, sent.message)  # type: ignore[arg-type]
     await worker.redis.hset(KEYS.unacked(worker.id), sent.tag, "[...]")
 
 
-async def _moved_aside(worker: FakeWorker, stream: TokenStream) -> None:
-    await worker.redis.lmove(QUEUE, KEYS.inflight(worker.id))
-
-
-@pytest.mark.parametrize("place", [_in_queue, _pulled, _moved_aside])
+@pytest.mark.parametrize("tenant", ["", "a"])
+@pytest.mark.parametrize("place", [_in_queue, _pulled])
 async def test_a_job_that_only_waits_is_left_alone(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, place: Callable[[FakeWorker, TokenStream], Awaitable[None]]
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    place: Callable[[FakeWorker, TokenStream], Awaitable[None]],
+    tenant: str,
 ) -> None:
     async with running(settings_for(redis_url)) as (client, worker):
         worker.taking = False
-        async with client.generate(client.new_job([1], parameters())) as stream:
+        async with client.generate(client.new_job([1], parameters(), tenant=tenant)) as stream:
             await place(worker, stream)
             await _looks(client, monkeypatch, 6)
             assert stream.job.attempt == 1

@@ -17,8 +17,10 @@ from typing import Any
 import redis
 
 from common.celery_message import celery_message
+from common.client.dispatch import SUBMIT
 from common.keys import Keys
 from common.parameters import GenerationParameters
+from common.queue_depth import queue_depth_sync
 from common.registry import live_workers_sync
 from common.settings import Settings
 from common.wire import (
@@ -83,13 +85,13 @@ class Submitter:
 
     def send(self, job: Job) -> None:
         queue = self.queue(job.job_class)
-        self.client.lpush(queue, celery_message(job, queue))
+        self.client.eval(SUBMIT, 1, queue, str(10**6), celery_message(job, queue))
 
     def queue(self, job_class: JobClass = "interactive") -> str:
         return self.keys.queue(MODEL, job_class)
 
     def waiting(self, job_class: JobClass = "interactive") -> int:
-        return int(self.client.llen(self.queue(job_class)))
+        return queue_depth_sync(self.client, self.queue(job_class)).jobs
 
     def control(self, message: Control, worker: str | None = None) -> None:
         """Tell a worker, or all of them; a cancel is also written down."""

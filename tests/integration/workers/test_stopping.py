@@ -43,7 +43,7 @@ def handed_over_after(submitter: Submitter, process: WorkerProcess, *requests: s
 def settled(submitter: Submitter, worker_id: str) -> bool:
     """Whether nothing in Redis is the worker's."""
     keys = submitter.keys
-    mine = (keys.unacked(worker_id), keys.unacked_index(worker_id), keys.inflight(worker_id), keys.worker(worker_id))
+    mine = (keys.unacked(worker_id), keys.unacked_index(worker_id), keys.worker(worker_id))
     return not submitter.client.exists(*mine) and submitter.client.zscore(keys.workers, worker_id) is None
 
 

@@ -29,24 +29,25 @@ class Puller:
         *,
         capacity: int = 10_000,
         total: int = 100,
+        answer: int = 2**31,
+        overdue: tuple[float, float] = (60.0, 0.1),
     ) -> tuple[int, list[str]]:
         """Cost of a blocked head, and the requests taken."""
-        limits = [*interactive, *interactive, *(batch or interactive)]
+        limits = [*interactive, *(batch or interactive)]
         keys = self.keys
         names = [
             keys.unacked("w"),
             keys.unacked_index("w"),
             keys.dead,
             keys.workers,
-            keys.inflight("w"),
             self.interactive,
             self.batch,
         ]
-        arguments: list[str | int] = ["w", total, capacity, 10, *limits]
+        arguments: list[str | int | float] = ["w", total, capacity, 10, answer, *overdue, *limits]
         blocked, *pulled = self.submitter.client.register_script(PULL)(keys=names, args=arguments)
-        tags = [tag.decode() for tag in pulled[::3]]
-        messages = [json.loads(message) for message in pulled[2::3]]
-        assert {queue.decode() for queue in pulled[1::3]} <= {self.interactive, self.batch}
+        tags = [tag.decode() for tag in pulled[::4]]
+        messages = [json.loads(message) for message in pulled[2::4]]
+        assert {queue.decode() for queue in pulled[1::4]} <= {self.interactive, self.batch}
         assert tags == [message["properties"]["delivery_tag"] for message in messages]
         return blocked, [message["headers"]["id"] for message in messages]
 
@@ -103,15 +104,6 @@ def test_takes_what_can_never_fit_to_have_it_refused(puller: Puller) -> None:
     puller.submitter.submit("huge", 1, prompt_ids=[1] * 500)
     puller.submitter.submit("next", 1)
     assert puller.pull((10, 5), capacity=400) == (0, ["huge", "next"])
-
-
-def test_what_the_bell_moved_aside_is_taken_first(puller: Puller) -> None:
-    client = puller.submitter.client
-    puller.submitter.submit("a")
-    puller.submitter.submit("b")
-    client.lmove(puller.interactive, puller.keys.inflight("w"), "RIGHT", "LEFT")
-    assert puller.pull() == (0, ["a", "b"])
-    assert client.llen(puller.keys.inflight("w")) == 0
 
 
 def test_reads_messages_of_stock_producers(puller: Puller) -> None:

@@ -20,7 +20,7 @@ from common.redis_clients import sync_pool
 from common.settings import Settings
 from tests.integration.workers.support import Submitter
 from workers.acks import Acks
-from workers.transport import Channel, Room
+from workers.transport import Channel, Offer, Room
 
 
 class FixedRoom:
@@ -32,8 +32,11 @@ class FixedRoom:
     def attach(self, hub: Any, pull: Callable[[], None]) -> None:
         pass
 
-    def room(self, queues: Sequence[str]) -> tuple[int, list[Room]]:
-        return 10_000, [Room(self.jobs, 10_000)] * len(queues)
+    def room(self, queues: Sequence[str]) -> Offer:
+        return Offer(10_000, 100, [Room(self.jobs, 10_000)] * len(queues))
+
+    def overdue(self, tag: str) -> None:
+        raise AssertionError(tag)
 
     def pulled(self) -> None:
         self.pulls += 1
@@ -52,7 +55,8 @@ class Consuming:
             "unacked_index_key": self.keys.unacked_index("w"),
             "worker": "w",
             "workers_key": self.keys.workers,
-            "inflight_key": self.keys.inflight("w"),
+            "overdue_after": 60.0,
+            "overdue_share": 0.1,
             "dead_key": self.keys.dead,
             "queue_order_strategy": "priority",
             "priority_steps": [0],
@@ -153,14 +157,13 @@ def test_a_rejected_message_goes_back_when_asked_to(consuming: Consuming) -> Non
     assert json.loads(left)["headers"]["id"] == "b"
 
 
-def test_ending_consumption_puts_back_what_the_bell_moved_aside(consuming: Consuming) -> None:
+def test_ending_consumption_leaves_what_has_come_in_its_queue(consuming: Consuming) -> None:
     consuming.channel.client.connection = consuming.channel.client.connection_pool.get_connection()
     consuming.channel._brpop_start(timeout=5)
     consuming.submitter.submit("late")
     consuming.intake.jobs = 0
     consuming.consumer.cancel()
     assert consuming.submitter.waiting() == 1
-    assert not consuming.submitter.client.exists(consuming.keys.inflight("w"))
     assert consuming.messages == []
 
 

@@ -27,6 +27,7 @@ from common.wire import (
     Tokens,
 )
 from workers.answer import Answer, JobCancelled, JobReturned
+from workers.answer_lengths import SEEN_ENOUGH, UNKNOWN
 from workers.dispatcher import Dispatcher
 from workers.publisher import Outgoing
 from workers.stats import StatsTotals
@@ -41,10 +42,12 @@ QUEUES = ["tgq:queue:m:interactive", "tgq:queue:m:batch"]
 class FakeEngine:
     def __init__(self) -> None:
         self.given: list[str] = []
+        self.jobs: list[Job] = []
         self.cancelled: list[str] = []
 
     def add(self, jobs: list[Job]) -> None:
         self.given.extend(job.id for job in jobs)
+        self.jobs.extend(jobs)
 
     def cancel(self, requests: list[str]) -> None:
         self.cancelled.extend(requests)
@@ -84,6 +87,10 @@ class Bench:
 
     def on_freed(self) -> None:
         self.freed += 1
+
+    def room(self) -> tuple[int, list[Room]]:
+        offer = self.dispatcher.room(QUEUES)
+        return offer.largest, offer.rooms
 
     def hold(self, request: str, **fields: Any) -> FakeDelivery:
         delivery = FakeDelivery(f"tag-{request}")
@@ -172,27 +179,85 @@ def test_a_job_nobody_watches_fails_in_celery(body: FrameBody, error: type[TgqEr
 
 def test_room_counts_jobs_and_tokens_and_keeps_the_reserve_from_batch() -> None:
     bench = Bench()
-    assert bench.dispatcher.room(QUEUES) == (1000, [Room(10, 1000), Room(8, 1000)])
+    assert bench.room() == (1000, [Room(10, 1000), Room(8, 1000)])
     bench.run("a", prompt=190)
-    assert bench.dispatcher.room(QUEUES) == (1000, [Room(9, 800), Room(7, 600)])
+    assert bench.room() == (1000, [Room(9, 800), Room(7, 600)])
     bench.event("a", tokens(0, last=True))
-    assert bench.dispatcher.room(QUEUES) == (1000, [Room(10, 1000), Room(8, 1000)])
+    assert bench.room() == (1000, [Room(10, 1000), Room(8, 1000)])
 
 
 def test_batch_jobs_are_not_in_the_way_of_interactive_ones() -> None:
     bench = Bench()
     bench.run("a", prompt=190, job_class="batch")
-    assert bench.dispatcher.room(QUEUES) == (1000, [Room(10, 1000), Room(7, 600)])
+    assert bench.room() == (1000, [Room(10, 1000), Room(7, 600)])
     bench.run("b", prompt=90)
-    assert bench.dispatcher.room(QUEUES) == (1000, [Room(9, 900), Room(6, 500)])
+    assert bench.room() == (1000, [Room(9, 900), Room(6, 500)])
     bench.event("a", tokens(0, last=True))
-    assert bench.dispatcher.room(QUEUES) == (1000, [Room(9, 900), Room(7, 700)])
+    assert bench.room() == (1000, [Room(9, 900), Room(7, 700)])
+
+
+def test_overdue_batch_work_is_interactive_from_its_pull_on() -> None:
+    bench = Bench()
+    bench.dispatcher.overdue("tag-a")
+    bench.run("a", prompt=190, job_class="batch")
+    assert bench.room() == (1000, [Room(9, 800), Room(7, 600)])
+    assert [job.job_class for job in bench.engine.jobs] == ["interactive"]
+    # Only this one, and only in this pull.
+    bench.run("b", prompt=90, job_class="batch")
+    bench.event("a", tokens(0, last=True))
+    bench.run("a", prompt=190, job_class="batch", attempt=2)
+    assert [job.job_class for job in bench.engine.jobs[1:]] == ["batch", "batch"]
+
+
+def test_jobs_count_with_what_answers_use_not_with_what_they_ask_for() -> None:
+    bench = Bench()
+    bench.run("cautious", prompt=10, new=400)
+    assert bench.room()[1][0] == Room(9, 590)  # Nothing is known of answers yet.
+    for number in range(SEEN_ENOUGH):
+        bench.run(f"r{number}")
+        bench.event(f"r{number}", Tokens(19, [], Finish("eos_token", 20, 0.1)))
+    bench.event("cautious", tokens(0, last=True))
+    answer = bench.dispatcher.room(QUEUES).answer
+    assert 20 <= answer < 60
+    bench.run("usual", prompt=10, new=400)
+    assert bench.room()[1][0] == Room(9, 1000 - 10 - answer)
+    # One that goes on for longer is counted with more, in the end with all it may have.
+    for offset, expected in ((answer, answer), (answer + 1, 2 * answer), (2 * answer, 2 * answer), (399, 400)):
+        for _ in range(6 if expected == 400 else 1):
+            bench.event("usual", Tokens(offset, []))
+        assert bench.room()[1][0] == Room(9, 1000 - 10 - expected)
+    bench.event("usual", tokens(0, last=True))
+    assert bench.room()[1][0] == Room(10, 1000)
+
+
+def test_an_engine_that_reserves_has_room_for_the_longest_answers_only() -> None:
+    bench = Bench()
+    bench.dispatcher.on_ready(Ready(msgspec.structs.replace(CARD, reserves_answers=True)))
+    for number in range(SEEN_ENOUGH):
+        bench.run(f"r{number}")
+        bench.event(f"r{number}", Tokens(19, [], Finish("eos_token", 20, 0.1)))
+    assert bench.dispatcher.room(QUEUES).answer == UNKNOWN
+    bench.run("long", prompt=10, new=400)
+    assert bench.room()[1][0] == Room(9, 590)
+
+
+def test_preemptions_make_it_take_less() -> None:
+    bench = Bench()
+    for number in range(SEEN_ENOUGH):
+        bench.run(f"r{number}")
+        bench.event(f"r{number}", Tokens(19, [], Finish("eos_token", 20, 0.1)))
+    answers = [bench.dispatcher.room(QUEUES).answer]
+    for preemptions in (1, 2, 2):
+        bench.dispatcher.on_output(EngineOutput([], EngineStats(preemptions=preemptions)))
+        answers.append(bench.dispatcher.room(QUEUES).answer)
+    calm, first, second, after = answers
+    assert calm < first < second > after > first
 
 
 def test_children_take_room_each_and_end_their_request_together() -> None:
     bench = Bench()
     delivery = bench.run("a", prompt=190, children=3, replies=False)
-    assert bench.dispatcher.room(QUEUES) == (1000, [Room(7, 400), Room(5, 200)])
+    assert bench.room() == (1000, [Room(7, 400), Room(5, 200)])
     for child in (1, 0, 2):
         bench.event("a", Tokens(0, [Token(child, f"<{child}>", None, False)], None, child))
     for unfinished, child in ((2, 2), (1, 1)):
@@ -208,19 +273,19 @@ def test_children_take_room_each_and_end_their_request_together() -> None:
         "tokens": [0],
         "siblings": [{**alone, "generated_text": f"<{n}>", "tokens": [n]} for n in (1, 2)],
     }
-    assert bench.dispatcher.room(QUEUES) == (1000, [Room(10, 1000), Room(8, 1000)])
+    assert bench.room() == (1000, [Room(10, 1000), Room(8, 1000)])
 
 
 def test_there_is_no_room_while_closed_loading_or_restarting() -> None:
     none = (0, [Room(0, 0), Room(0, 0)])
-    assert Bench(ready=False).dispatcher.room(QUEUES) == none
+    assert Bench(ready=False).room() == none
     bench = Bench()
     bench.dispatcher.on_lost("x")
-    assert bench.dispatcher.room(QUEUES) == none
+    assert bench.room() == none
     bench.dispatcher.on_ready(Ready(CARD))
-    assert bench.dispatcher.room(QUEUES) != none
+    assert bench.room() != none
     bench.dispatcher.close()
-    assert bench.dispatcher.room(QUEUES) == none
+    assert bench.room() == none
 
 
 @pytest.mark.parametrize("replies", [True, False])
