@@ -222,22 +222,7 @@ class Release(Struct, frozen=True, tag="release"):
 Control = Cancel | Resend | Release
 
 
-# -- worker <-> engine process (pipe) -----------------------------------------------------------------------------------
-
-
-class AddJobs(Struct, frozen=True, tag="add"):
-    jobs: list[Job]
-
-
-class CancelJobs(Struct, frozen=True, tag="cancel"):
-    requests: list[str]
-
-
-class Shutdown(Struct, frozen=True, tag="shutdown"):
-    """Leave after the step that is running."""
-
-
-ToEngine = AddJobs | CancelJobs | Shutdown
+# -- a worker about its model and engine -------------------------------------------------------------------------------
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
@@ -293,43 +278,6 @@ class EngineStats(Struct, kw_only=True, omit_defaults=True):
     """... and those found."""
     preemptions: int = 0
     """Sequences that gave their blocks back and were computed again later."""
-
-
-class LoadProgress(Struct, frozen=True, tag="progress"):
-    """The engine is still loading."""
-
-    stage: str
-    fraction: float
-    """0 to 1 within the whole load."""
-
-
-class Ready(Struct, frozen=True, tag="ready"):
-    card: ModelCard
-
-
-class JobEvent(Struct, frozen=True, gc=False, array_like=True):
-    """One frame before its worker has numbered it."""
-
-    request: str
-    attempt: int
-    body: FrameBody
-
-
-class EngineOutput(Struct, frozen=True, gc=False, tag="output"):
-    """What one engine step produced."""
-
-    events: list[JobEvent]
-    stats: EngineStats | None = None
-    """Sent at most a few times a second."""
-
-
-class EngineFailure(Struct, frozen=True, tag="failure"):
-    """The engine process ends with an error, while loading or later; the last message it sends."""
-
-    message: str
-
-
-FromEngine = LoadProgress | Ready | EngineOutput | EngineFailure
 
 
 # -- worker -> everyone -------------------------------------------------------------------------------------------------
@@ -410,7 +358,5 @@ decode_kept_answer = msgspec.msgpack.Decoder(KeptAnswer).decode
 decode_web_control = msgspec.msgpack.Decoder(WebControl).decode
 decode_stored_stream = msgspec.msgpack.Decoder(StoredStream).decode
 decode_tokens = msgspec.msgpack.Decoder(Tokens).decode
-decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
-decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 encode_json = msgspec.json.Encoder().encode
 decode_worker_record = msgspec.json.Decoder(WorkerRecord).decode

@@ -16,20 +16,9 @@ import msgspec
 import structlog
 
 from common.errors import GenerationFailed, InvalidRequest, TgqError
-from common.wire import (
-    Accepted,
-    Cancelled,
-    EngineOutput,
-    Failed,
-    FrameBody,
-    Job,
-    JobEvent,
-    LoadProgress,
-    ModelCard,
-    Ready,
-    Tokens,
-)
+from common.wire import Accepted, Cancelled, Failed, FrameBody, Job, ModelCard, Tokens
 from workers.answer import Answer, JobReturned
+from workers.engine.messages import EngineOutput, JobEvent, LoadProgress, Ready
 from workers.held import Delivery, Effects, Engine, Held, OpenDelivery, Send
 from workers.load import NOTHING, Load
 from workers.publisher import Outgoing

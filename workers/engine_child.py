@@ -16,7 +16,8 @@ from multiprocessing.connection import Connection
 
 from common.logs import configure_logging
 from common.settings import Settings
-from common.wire import EngineFailure, encode_msgpack
+from common.wire import encode_msgpack
+from workers.engine.messages import EngineFailure
 
 SIGN_SECONDS = 0.25
 

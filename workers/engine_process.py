@@ -15,19 +15,18 @@ import msgspec
 import structlog
 
 from common.settings import Settings
-from common.wire import (
+from common.wire import Job, encode_msgpack
+from workers.engine.messages import (
     AddJobs,
     CancelJobs,
     EngineFailure,
     EngineOutput,
     FromEngine,
-    Job,
     LoadProgress,
     Ready,
     Shutdown,
     ToEngine,
     decode_from_engine,
-    encode_msgpack,
 )
 from workers.engine_child import run_child
 from workers.engine_watch import EngineWatch

@@ -27,12 +27,13 @@ from common.keys import Keys
 from common.redis_checks import RedisUnfit, check_redis
 from common.redis_clients import sync_pool, sync_redis
 from common.settings import Settings
-from common.wire import Cancelled, EngineOutput, LoadProgress, Ready, WorkerRecord, WorkerState
+from common.wire import Cancelled, WorkerRecord, WorkerState
 from workers.acks import Acks
 from workers.consumer import JobConsumer
 from workers.control import ControlListener
 from workers.dispatcher import Dispatcher
 from workers.drain import HANDED_OVER, Drain
+from workers.engine.messages import EngineOutput, LoadProgress, Ready
 from workers.engine_process import EngineProcess
 from workers.heartbeat import Heartbeat
 from workers.intake import EngineIntake

@@ -8,23 +8,8 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 
 from common.settings import Settings
-from common.wire import (
-    Accepted,
-    AddJobs,
-    CancelJobs,
-    Cancelled,
-    EngineOutput,
-    Finish,
-    Job,
-    JobEvent,
-    ModelCard,
-    Ready,
-    Shutdown,
-    Token,
-    Tokens,
-    decode_to_engine,
-    encode_msgpack,
-)
+from common.wire import Accepted, Cancelled, Finish, Job, ModelCard, Token, Tokens, encode_msgpack
+from workers.engine.messages import AddJobs, CancelJobs, EngineOutput, JobEvent, Ready, Shutdown, decode_to_engine
 
 _TOKEN = Token(2, " word", -0.25, False)
 

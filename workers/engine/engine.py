@@ -10,22 +10,12 @@ from dataclasses import dataclass, field
 from common.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, TgqError
 from common.settings import Settings
 from common.tokenizer import Tokenizer
-from common.wire import (
-    Accepted,
-    Cancelled,
-    EngineStats,
-    Failed,
-    Finish,
-    FrameBody,
-    Job,
-    JobEvent,
-    Token,
-    Tokens,
-)
+from common.wire import Accepted, Cancelled, EngineStats, Failed, Finish, FrameBody, Job, Token, Tokens
 from workers.engine.answer import Answer
 from workers.engine.block_pool import BlockPool
 from workers.engine.grammar import Grammars, GrammarState
 from workers.engine.job_check import check_job
+from workers.engine.messages import JobEvent
 from workers.engine.overlap import Outcome, Pipeline, computed
 from workers.engine.plan import EngineBroken, FloatArray, ModelRunner, RequestFault, Row, StepPlan
 from workers.engine.prefix_cache import root_digest

@@ -22,7 +22,10 @@ from common.logs import configure_logging
 from common.model_files import find_model
 from common.settings import SCRIPTED_MODEL, Settings
 from common.tokenizer import Tokenizer
-from common.wire import (
+from common.wire import encode_msgpack
+from workers.engine.default_model import ensure_default_model
+from workers.engine.engine import Engine
+from workers.engine.messages import (
     AddJobs,
     CancelJobs,
     EngineFailure,
@@ -32,10 +35,7 @@ from common.wire import (
     Ready,
     Shutdown,
     decode_to_engine,
-    encode_msgpack,
 )
-from workers.engine.default_model import ensure_default_model
-from workers.engine.engine import Engine
 from workers.engine.plan import EngineBroken, ModelRunner
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from torch.nn.attention import varlen
 from common.grammar import Grammar
 from common.settings import Settings
 from common.tokenizer import Tokenizer
-from common.wire import Cancelled, Failed, Job, JobEvent, ModelCard, Tokens
+from common.wire import Cancelled, Failed, Job, ModelCard, Tokens
 from ops.tiny_models import tiny_options
 from tests.integration.engine.varlen_definition import extents_by_definition, varlen_by_definition
 from tests.unit.engine.support import byte_level, last_of, make_job, run, save, tokens_of
@@ -28,6 +28,7 @@ from workers.engine.cuda_graphs import DecodeGraphs, Work
 from workers.engine.device_runner import DeviceRunner, LaunchedStep
 from workers.engine.engine import Engine
 from workers.engine.layer_probe import probe_layers
+from workers.engine.messages import JobEvent
 from workers.engine.model_runner import TransformersRunner
 from workers.engine.plan import StepPlan
 from workers.engine.random_model import random_model

@@ -12,8 +12,9 @@ from common.model_files import ModelFiles
 from common.parameters import GenerationParameters
 from common.settings import Settings
 from common.tokenizer import Tokenizer
-from common.wire import Cancelled, Job, JobEvent, Tokens
+from common.wire import Cancelled, Job, Tokens
 from workers.engine.engine import Engine
+from workers.engine.messages import JobEvent
 from workers.engine.model_runner import TransformersRunner
 
 LENGTHS = [1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 129, 200, 333, 512, 700]

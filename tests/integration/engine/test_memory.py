@@ -12,11 +12,12 @@ import torch
 from common.parameters import GenerationParameters
 from common.settings import Settings
 from common.tokenizer import Tokenizer
-from common.wire import Accepted, Failed, Job, JobEvent, Token, Tokens
+from common.wire import Accepted, Failed, Job, Token, Tokens
 from workers.engine.attention import LayerShape
 from workers.engine.attention_cpu import CpuAttention
 from workers.engine.attention_paged import GatherAttention
 from workers.engine.engine import Engine
+from workers.engine.messages import JobEvent
 from workers.engine.model_runner import TransformersRunner
 from workers.engine.plan import Copy, EngineBroken
 

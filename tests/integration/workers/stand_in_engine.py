@@ -14,25 +14,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from common.settings import Settings
-from common.wire import (
-    Accepted,
+from common.wire import Accepted, Cancelled, EngineStats, Failed, Finish, Job, ModelCard, Token, Tokens, encode_msgpack
+from workers.engine.messages import (
     AddJobs,
     CancelJobs,
-    Cancelled,
     EngineOutput,
-    EngineStats,
-    Failed,
-    Finish,
-    Job,
     JobEvent,
     LoadProgress,
-    ModelCard,
     Ready,
     Shutdown,
-    Token,
-    Tokens,
     decode_to_engine,
-    encode_msgpack,
 )
 
 

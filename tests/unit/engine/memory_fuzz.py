@@ -18,9 +18,10 @@ import msgspec
 from common.errors import GenerationFailed
 from common.settings import Settings
 from common.tokenizer import Tokenizer
-from common.wire import Accepted, Cancelled, Failed, Job, JobEvent, Tokens
+from common.wire import Accepted, Cancelled, Failed, Job, Tokens
 from tests.unit.engine.support import Clock, HashedModel, byte_level, make_job, run, save
 from workers.engine.engine import Engine
+from workers.engine.messages import JobEvent
 from workers.engine.plan import RequestFault, StepPlan
 
 

@@ -18,8 +18,9 @@ from common.model_files import ModelFiles
 from common.parameters import GenerationParameters
 from common.settings import Settings
 from common.tokenizer import Tokenizer
-from common.wire import Failed, Job, JobEvent, ModelCard, Token, Tokens
+from common.wire import Failed, Job, ModelCard, Token, Tokens
 from workers.engine.engine import Engine
+from workers.engine.messages import JobEvent
 from workers.engine.plan import Copy, FloatArray, StepPlan
 from workers.engine.scripted_model import ScriptedModel
 from workers.engine.sequence import AdapterVersion, Sequence

@@ -10,9 +10,10 @@ import pytest
 from common.limits import Limits
 from common.settings import Settings
 from common.tokenizer import Tokenizer
-from common.wire import FromEngine, Ready, Shutdown, encode_msgpack
+from common.wire import encode_msgpack
 from workers.engine import main
 from workers.engine.engine import Engine
+from workers.engine.messages import FromEngine, Ready, Shutdown
 from workers.engine.scripted_model import ScriptedModel
 
 

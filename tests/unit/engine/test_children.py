@@ -9,9 +9,10 @@ import pytest
 
 from common.errors import GenerationFailed
 from common.tokenizer import Tokenizer
-from common.wire import Accepted, Cancelled, Failed, Job, JobEvent, Token, Tokens
+from common.wire import Accepted, Cancelled, Failed, Job, Token, Tokens
 from tests.unit.engine.support import Clock, HashedModel, make_job, run
 from tests.unit.engine.test_engine import bodies, make_engine
+from workers.engine.messages import JobEvent
 from workers.engine.plan import RequestFault, StepPlan
 
 PROMPT = [15, 16, 17, 18, 19, 20, 21, 22, 23]

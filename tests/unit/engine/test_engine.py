@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from common.errors import GenerationFailed
 from common.settings import Settings
 from common.tokenizer import Tokenizer
-from common.wire import Accepted, Cancelled, Failed, Finish, Job, JobEvent, Tokens
+from common.wire import Accepted, Cancelled, Failed, Finish, Job, Tokens
 from tests.unit.engine.support import (
     EOS,
     Clock,
@@ -29,6 +29,7 @@ from tests.unit.engine.support import (
     tokens_of,
 )
 from workers.engine.engine import Engine
+from workers.engine.messages import JobEvent
 from workers.engine.plan import EngineBroken, RequestFault, StepPlan
 
 

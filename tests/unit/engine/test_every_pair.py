@@ -11,9 +11,10 @@ from common.grammar import Grammar
 from common.parameters import GenerationParameters, Watermark
 from common.settings import Settings
 from common.tokenizer import Tokenizer
-from common.wire import Failed, Job, JobEvent, Tokens
+from common.wire import Failed, Job, Tokens
 from tests.unit.engine.support import HashedModel, make_job, run
 from workers.engine.engine import Engine
+from workers.engine.messages import JobEvent
 
 NEIGHBOURS = 16
 TOKENS = 12

@@ -17,7 +17,7 @@ from common.errors import GenerationFailed, InvalidRequest
 from common.grammar import Grammar, read_grammar
 from common.settings import Settings
 from common.tokenizer import Tokenizer
-from common.wire import Failed, Finish, Job, JobEvent, Tokens
+from common.wire import Failed, Finish, Job, Tokens
 from tests.unit.engine.support import (
     EOS,
     HashedModel,
@@ -32,6 +32,7 @@ from tests.unit.engine.support import (
 )
 from workers.engine.engine import Engine
 from workers.engine.grammar import Grammars
+from workers.engine.messages import JobEvent
 from workers.engine.plan import FloatArray, StepPlan
 
 VOCAB = 400

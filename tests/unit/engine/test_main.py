@@ -19,11 +19,12 @@ import pytest
 from common.model_files import default_model_folder
 from common.settings import Settings
 from common.tokenizer import Tokenizer
-from common.wire import (
-    Accepted,
+from common.wire import Accepted, Cancelled, Tokens, encode_msgpack
+from tests.unit.engine.support import byte_level, make_job, save, script_prompt, text_of, tokens_of
+from workers.engine import main
+from workers.engine.messages import (
     AddJobs,
     CancelJobs,
-    Cancelled,
     EngineFailure,
     EngineOutput,
     JobEvent,
@@ -31,12 +32,8 @@ from common.wire import (
     Ready,
     Shutdown,
     ToEngine,
-    Tokens,
     decode_from_engine,
-    encode_msgpack,
 )
-from tests.unit.engine.support import byte_level, make_job, save, script_prompt, text_of, tokens_of
-from workers.engine import main
 
 SECONDS = 60
 """Longer than anything here takes."""

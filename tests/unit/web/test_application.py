@@ -65,7 +65,11 @@ class Exchange:
             return work()
 
         validator = SimpleNamespace(tokenize=tokenize, in_thread=in_thread)
-        models = SimpleNamespace(default=SimpleNamespace(validator=validator))
+
+        async def find(name: None, key: object) -> object:
+            return SimpleNamespace(model=SimpleNamespace(validator=validator))
+
+        models = SimpleNamespace(find=find)
         services = cast(Services, SimpleNamespace(settings=SimpleNamespace(payload_limit=100), models=models))
         app.add_route("/echo", Echo(services))
         app.add_route("/tokenize", Tokenize(services))

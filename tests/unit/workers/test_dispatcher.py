@@ -13,22 +13,20 @@ from common.parameters import GenerationParameters
 from common.wire import (
     Accepted,
     Cancelled,
-    EngineOutput,
     EngineStats,
     Failed,
     Finish,
     FrameBody,
     Histogram,
     Job,
-    JobEvent,
     ModelCard,
-    Ready,
     Token,
     Tokens,
 )
 from workers.answer import Answer, JobCancelled, JobReturned
 from workers.answer_lengths import SEEN_ENOUGH, UNKNOWN
 from workers.dispatcher import Dispatcher
+from workers.engine.messages import EngineOutput, JobEvent, Ready
 from workers.publisher import Outgoing
 from workers.stats import StatsTotals
 from workers.transport import Room
