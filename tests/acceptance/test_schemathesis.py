@@ -43,7 +43,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-REAL = {"model": "scripted", "version": "1", "name": "scripted"}
+REAL = {"request_id": "nobodys", "model": "scripted", "version": "1", "name": "scripted"}
 """Path parameters of things that are there."""
 NEEDED = frozenset(("inputs", "text_input", "prompt", "messages", "parameters"))
 

@@ -69,6 +69,8 @@ class GenerationResource(Resource):
     async def parsed(self, request: Request, model: type[Model]) -> Model:
         """The body; from here on the request is counted and logged."""
         body = await super().parsed(request, model)
+        if "stream" in model.model_fields:
+            request.context.stream = body.stream  # type: ignore[attr-defined]  # also for errors of what comes next
         begin_record(self.services, request)
         return body
 
