@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+_COMMENTS = re.compile(r"^:\n", re.MULTILINE)
+"""Lines of their own: an empty line behind one would be an event to some clients."""
 _FRAME = re.compile(r"id: ([0-9]+)\ndata: (.+)")
 
 
@@ -13,8 +15,9 @@ def data_of(text: str, *, first: int = 1) -> list[str]:
     It must be made of nothing but comments and frames with one `id` line and one `data` line, in this order. Ids count up
     from `first`; only an error at the end has that of the event before it.
     """
+    text = _COMMENTS.sub("", text)
     assert text.endswith("\n\n"), text[-200:]
-    frames = [frame for frame in text.removesuffix("\n\n").split("\n\n") if not frame.startswith(":")]
+    frames = text.removesuffix("\n\n").split("\n\n")
     found = [_FRAME.fullmatch(frame) for frame in frames]
     assert all(found), frames
     ids = [int(match[1]) for match in found if match]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-COMMENT = b":\n\n"
+COMMENT = b":\n"
+"""A line of its own, and no empty line after it: OpenAI's Python client takes that for an event without data once it has seen
+an `id`."""
 CONTENT_TYPE = "text/event-stream"
 HEADERS = {"x-accel-buffering": "no", "cache-control": "no-cache"}
 """Keep proxies from holding events back."""

@@ -49,6 +49,16 @@ def client(scripted_service: LocalService) -> Iterator[OpenAI]:
         yield client
 
 
+def test_comments_between_events_are_no_events(scripted_service: LocalService) -> None:
+    """The client takes an empty line for an event once it has seen an id."""
+    with another_web_node(scripted_service, {"TGQ_KEEPALIVE_SECONDS": "0.05"}) as (url, _):
+        client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=SECONDS, max_retries=0)
+        messages = said("one two three", first_ms=300, step_ms=300)
+        with client, client.chat.completions.create(model="tgi", messages=messages, stream=True) as stream:
+            parts = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(parts) == "one two three"
+
+
 def test_chat(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         model="tgi",

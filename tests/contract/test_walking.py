@@ -88,8 +88,8 @@ def test_frames_that_clients_stumble_over_are_found(text: str) -> None:
 
 
 def test_streams_are_taken_apart() -> None:
-    assert events(': wait\n\nid: 1\ndata: {"a": 1}\n\nid: 2\ndata: [DONE]\n\n') == ([{"a": 1}], True)
-    assert events(":\n\nid: 1\ndata: {}\n\n") == ([{}], False)
+    assert events(':\nid: 1\ndata: {"a": 1}\n\nid: 2\ndata: [DONE]\n\n') == ([{"a": 1}], True)
+    assert events(":\n:\nid: 1\ndata: {}\n\n") == ([{}], False)
 
 
 def test_every_deviation_has_a_reason_and_a_place() -> None:

@@ -130,7 +130,7 @@ def stream(*payloads: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
     frames = b"".join(b"data: " + payload + b"\n\n" for payload in payloads)
     # Chunks that end anywhere, and a comment in between.
     middle = len(frames) // 3
-    return head + chunk(b":\n\n") + b"".join(chunk(part) for part in (frames[:middle], frames[middle:]) if part) + end
+    return head + chunk(b":\n") + b"".join(chunk(part) for part in (frames[:middle], frames[middle:]) if part) + end
 
 
 def whole(status: str, body: bytes) -> bytes:
