@@ -13,6 +13,7 @@ It also hands its sockets to asyncio without the backlog, which then is 100: a b
 from __future__ import annotations
 
 import asyncio
+import signal
 import weakref
 from typing import ClassVar
 
@@ -26,6 +27,7 @@ LAST_BYTES_SECONDS = 30.0
 ENDING_SECONDS = 3.0
 """What is left of a stop once its limit is reached: for the last errors, and for the application to leave Redis."""
 _TURN_SECONDS = 0.05
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 class _KnownProtocol(ASGIProtocol):  # type: ignore[misc]  # gunicorn has no types
@@ -72,9 +74,15 @@ class DrainingWorker(gasgi.ASGIWorker):  # type: ignore[misc]  # gunicorn has no
     _told_at = 0.0
 
     def init_process(self) -> None:
+        # The loop's handlers hear nothing before it runs: what a worker is told while it loads waits until then.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
         # The worker looks its protocol up in its module, once for each connection.
         gasgi.ASGIProtocol = _KnownProtocol
         super().init_process()
+
+    async def _serve(self) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        await super()._serve()
 
     def notify(self) -> None:
         super().notify()

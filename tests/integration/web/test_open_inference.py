@@ -89,7 +89,11 @@ async def test_headers_are_those_of_native_routes(client: httpx.AsyncClient, red
 async def test_refusals_have_the_protocols_form(
     client: httpx.AsyncClient, redis_url: str, path: str, body: Any, status: int, said: str
 ) -> None:
+    async def seen() -> bool:
+        return (await client.get("/health")).status_code == 200
+
     async with worker(redis_url, saying("ok"), adapters=[]) as fake:
+        await eventually(seen)  # what was said of workers before may stand for half a second
         response = await client.post(path, json=body)
     assert response.status_code == status
     assert list(response.json()) == ["error"]
