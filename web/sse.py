@@ -2,7 +2,8 @@
 
 A frame is an `id: ` line, one `data: ` line (one space: some clients compare whole lines) and an empty line. Ids number
 the events of a stream from 1; an error, which is no part of the answer, has that of the event before it, so that a client
-that resumes behind it misses nothing. Three characters that JSON allows are escaped, because many clients split lines the Unicode way and would break a frame at them.
+that resumes behind it misses nothing. Three characters that JSON allows are escaped, because many clients split lines the
+Unicode way and would break a frame at them.
 """
 
 from __future__ import annotations
