@@ -97,6 +97,12 @@ def samples(url: str) -> dict[Series, float]:
     return {_series(line): float(line.rpartition(" ")[2]) for line in lines}
 
 
+def gauges(url: str) -> set[str]:
+    """The names of `/metrics` that may fall."""
+    text = checked(httpx.get(f"{url}/metrics", timeout=TIMEOUT)).text
+    return set(re.findall(r"^# TYPE (\S+) gauge$", text, re.MULTILINE))
+
+
 def _series(line: str) -> Series:
     name = re.match(r"[a-zA-Z_:][\w:]*", line)
     assert name, line

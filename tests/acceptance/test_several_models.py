@@ -83,7 +83,12 @@ async def test_a_model_outlives_its_worker(service: LocalService, client: httpx.
     response = await request
     assert response.status_code == 200, response.text
     assert response.json()["choices"][0]["text"] == "still here"
-    assert (await client.get(f"/v2/models/{OTHER}/ready")).json() == {"name": OTHER, "ready": True}
+    # The worker answered before its first heartbeat was heard, perhaps.
+    await until(lambda: back(client), 20, "the web node to see it again")
+
+
+async def back(client: httpx.AsyncClient) -> bool:
+    return bool((await client.get(f"/v2/models/{OTHER}/ready")).json() == {"name": OTHER, "ready": True})
 
 
 async def gone(client: httpx.AsyncClient) -> bool:
