@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import Metric
@@ -38,25 +38,30 @@ def multiprocess_directory() -> Path | None:
     return Path(directory) if directory else None
 
 
-class LocalHistogram:
-    """Observations of one request, added to a shared histogram at its end.
+class BufferedHistogram:
+    """Observations that are added to a histogram together, when `flush` is called.
 
-    With several processes each observation of a shared one costs a dozen microseconds: too much for every token.
+    With several processes each observation of a shared histogram costs a dozen microseconds: a tenth of all that is done
+    for a short request, and too much for every token.
     """
 
-    __slots__ = ("_bounds", "_counts", "_histogram", "_sum")
+    __slots__ = ("_bounds", "_counts", "_histogram", "_observed", "_sum")
 
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
         self._bounds = histogram._upper_bounds
         self._counts = [0] * len(self._bounds)
         self._sum = 0.0
+        self._observed = False
 
     def observe(self, value: float, count: int = 1) -> None:
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
+        self._observed = True
 
     def flush(self) -> None:
+        if not self._observed:
+            return
         # prometheus_client offers no public way to add more than one observation at a time.
         for bucket, count in zip(self._histogram._buckets, self._counts, strict=True):
             if count:
@@ -64,13 +69,15 @@ class LocalHistogram:
         self._histogram._sum.inc(self._sum)
         self._counts = [0] * len(self._bounds)
         self._sum = 0.0
+        self._observed = False
 
 
 class WebMetrics:
-    """The metrics of one web process."""
+    """The metrics of one web process; what its histograms observe is told by `flush`."""
 
     def __init__(self, limits: Limits) -> None:
         self._registry = registry = CollectorRegistry()
+        self._histograms: list[BufferedHistogram] = []
         self.request_count = Counter("tgi_request_count", "Requests received", registry=registry)
         self.request_success = Counter("tgi_request_success", "Requests finished", registry=registry)
         self.request_failure = Counter("tgi_request_failure", "Requests failed", ["err"], registry=registry)
@@ -89,21 +96,18 @@ class WebMetrics:
         self.input_length = self._tokens("tgi_request_input_length", "Prompt tokens", limits.max_input_tokens)
         self.max_new_tokens = self._tokens("tgi_request_max_new_tokens", "Tokens asked for", limits.max_total_tokens)
 
-        self.time_to_first_token = Histogram(
-            "tgq_time_to_first_token_seconds",
-            "From arrival to the first token",
-            buckets=_LATENCY_BUCKETS,
-            registry=registry,
+        self.time_to_first_token = self._histogram(
+            "tgq_time_to_first_token_seconds", "From arrival to the first token", _LATENCY_BUCKETS
         )
-        self.inter_token = Histogram(
+        self.inter_token = self._histogram(
             "tgq_inter_token_seconds",
             "Time between tokens of one answer; those that arrived together share it evenly",
-            buckets=_LATENCY_BUCKETS,
-            registry=registry,
+            _LATENCY_BUCKETS,
         )
-        self._hops = Histogram(
+        hops = Histogram(
             "tgq_hop_seconds", "Time of a request in each hop", ["hop"], buckets=_HOP_BUCKETS, registry=registry
         )
+        self._hops = {hop: self._buffered(hops.labels(hop)) for hop in get_args(Hop)}
         self.rejected = Counter(
             "tgq_rejected", "Requests refused before they were queued", ["reason"], registry=registry
         )
@@ -136,7 +140,12 @@ class WebMetrics:
         )
 
     def hop(self, hop: Hop, seconds: float) -> None:
-        self._hops.labels(hop).observe(max(seconds, 0.0))
+        self._hops[hop].observe(max(seconds, 0.0))
+
+    def flush(self) -> None:
+        """Add what was observed since the last time to what the processes share."""
+        for histogram in self._histograms:
+            histogram.flush()
 
     def follow(self, counters: ClientCounters) -> None:
         """Take in what a client has counted since the last call."""
@@ -157,14 +166,19 @@ class WebMetrics:
         MultiProcessCollector(registry, str(directory))  # type: ignore[no-untyped-call]
         return list(registry.collect())
 
-    def _seconds(self, name: str, help_text: str) -> Histogram:
-        return Histogram(name, f"{help_text}, in seconds", buckets=DURATION_BUCKETS, registry=self._registry)
+    def _seconds(self, name: str, help_text: str) -> BufferedHistogram:
+        return self._histogram(name, f"{help_text}, in seconds", DURATION_BUCKETS)
 
-    def _tokens(self, name: str, help_text: str, most: int) -> Histogram:
+    def _tokens(self, name: str, help_text: str, most: int) -> BufferedHistogram:
         # TGI: a hundred equal steps up to the limit.
-        return Histogram(
-            name, help_text, buckets=[most * step / 100 for step in range(1, 101)], registry=self._registry
-        )
+        return self._histogram(name, help_text, [most * step / 100 for step in range(1, 101)])
+
+    def _histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> BufferedHistogram:
+        return self._buffered(Histogram(name, help_text, buckets=buckets, registry=self._registry))
+
+    def _buffered(self, histogram: Histogram) -> BufferedHistogram:
+        self._histograms.append(BufferedHistogram(histogram))
+        return self._histograms[-1]
 
 
 def exposition(families: Iterable[Metric]) -> bytes:

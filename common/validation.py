@@ -26,6 +26,9 @@ from common.tokenizer import Encoding, Tokenizer
 
 T = TypeVar("T")
 
+SHORT_TEXT = 256
+"""Characters that are tokenized sooner (within a fifth of a millisecond at worst) than a thread is woken."""
+
 _NAMED = re.compile(r"`([a-z_]+)`")
 
 
@@ -121,7 +124,7 @@ class Validator:
     async def _ids(self, ask: Ask) -> list[int]:
         prompt = ask.prompt
         if isinstance(prompt, str):
-            ids = await self.in_thread(lambda: self.tokenizer.ids(prompt, add_special_tokens=ask.special_tokens))
+            ids = await self._text_ids(prompt, special_tokens=ask.special_tokens)
         else:
             ids = prompt
             limit = self.tokenizer.vocab_size
@@ -129,6 +132,11 @@ class Validator:
                 wrong = min(ids) if min(ids) < 0 else max(ids)
                 raise InvalidRequest(f"`inputs` must hold token ids between 0 and {limit - 1}, given {wrong}")
         return ids if ask.truncate is None else ids[-ask.truncate :]
+
+    async def _text_ids(self, text: str, *, special_tokens: bool) -> list[int]:
+        if len(text) <= SHORT_TEXT:
+            return self.tokenizer.ids(text, add_special_tokens=special_tokens)
+        return await self.in_thread(lambda: self.tokenizer.ids(text, add_special_tokens=special_tokens))
 
     def _check_lengths(self, inputs: int, max_new_tokens: int) -> None:
         if not inputs:

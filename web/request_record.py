@@ -21,7 +21,7 @@ from common.errors import (
     ServiceUnavailable,
     TgqError,
 )
-from common.metrics import LocalHistogram, WebMetrics
+from common.metrics import WebMetrics
 from common.validation import ValidRequest
 from common.wire import Finish, Tokens
 from web.disconnect import RequestLifetime
@@ -67,7 +67,6 @@ class RequestRecord:
         self._stream = False
         self._arrived = self._phase_since = time.monotonic()
         self._phase: Phase = "admission"
-        self._gaps = LocalHistogram(metrics.inter_token)
         self._tokens = 0
         self._last_tokens = 0.0
         self._ended = 0.0
@@ -104,7 +103,7 @@ class RequestRecord:
         count = len(tokens.tokens)
         if count:
             if self._tokens:
-                self._gaps.observe((now - self._last_tokens) / count, count)
+                self._metrics.inter_token.observe((now - self._last_tokens) / count, count)
             else:
                 self._metrics.time_to_first_token.observe(now - self._arrived)
             self._tokens += count
@@ -137,7 +136,6 @@ class RequestRecord:
         self._metrics.in_flight.dec()
         if self._stream:
             self._metrics.streams.dec()
-        self._gaps.flush()
         if self.cause is None:
             # Neither finished nor failed: its client went away, or this process ends.
             self._end(self._lifetime.gone or "aborted")

@@ -28,6 +28,8 @@ KEY_FILE_SECONDS = 1.0
 """A change of the file of API keys is noticed after this time."""
 COUNTERS_SECONDS = 1.0
 """What the client counts is in the metrics after this time."""
+METRICS_SECONDS = 0.05
+"""What was observed of requests is there for all processes after this time."""
 
 
 class Services:
@@ -64,6 +66,7 @@ class Services:
         self._following = [
             asyncio.create_task(every(KEY_FILE_SECONDS, self._follow_keys, "API keys")),
             asyncio.create_task(every(COUNTERS_SECONDS, self._follow_counters, "counters")),
+            asyncio.create_task(every(METRICS_SECONDS, self._flush_metrics, "metrics")),
         ]
         await self.resumption.start()
         await self.workers.start()
@@ -73,6 +76,7 @@ class Services:
         """Cancel what still runs, give back the permits, disconnect; bounded by the Redis timeouts."""
         await stop_tasks(self._following)
         await self._follow_counters()
+        await self._flush_metrics()
         await self.idempotency.close()
         await self.resumption.stop()
         await self.client.close()
@@ -87,3 +91,6 @@ class Services:
 
     async def _follow_counters(self) -> None:
         self.metrics.follow(self.client.counters)
+
+    async def _flush_metrics(self) -> None:
+        self.metrics.flush()

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from common.errors import TgqError
 from common.protocols.best_of import mean_logprob
@@ -136,20 +137,21 @@ class AnswerFold:
 
     def events(self, event: Tokens) -> list[StreamEvent]:
         """One stream event per token; the last one of a finished sequence carries text and details."""
-        last = len(event.tokens) - 1 if event.finish is not None else -1
-        events = []
-        for position, token in enumerate(event.tokens):
-            self._take(token)
-            finish = event.finish if position == last else None
-            events.append(
-                StreamEvent(
-                    index=event.offset + position + 1,
-                    token=Token(token.id, token.text, token.logprob, token.special),
-                    top_tokens=_top(token.top) if self._answer.top_tokens else UNSET,
-                    generated_text=None if finish is None else self._text,
-                    details=self._stream_details(finish) if finish is not None and self._answer.details else None,
-                )
+        tokens, finish, top_tokens = event.tokens, event.finish, self._answer.top_tokens
+        self._texts += [token.text for token in tokens if not token.special]
+        events = [
+            StreamEvent(
+                index,
+                Token(token.id, token.text, token.logprob, token.special),
+                _top(token.top) if top_tokens else UNSET,
+                None,
+                None,
             )
+            for index, token in enumerate(tokens, event.offset + 1)
+        ]
+        if events and finish is not None:
+            details = self._stream_details(finish) if self._answer.details else None
+            events[-1] = replace(events[-1], generated_text=self._text, details=details)
         return events
 
     def response(self, events: Iterable[Tokens]) -> GenerateResponse:
@@ -172,10 +174,6 @@ class AnswerFold:
         prefill = next((child.finish.prefill for child in children if child.finish and child.finish.prefill), [])
         sequences = [self._sequence(index, child, prefill) for index, child in enumerate(children)]
         return GenerateResponse(text, self._details(sequences, best))
-
-    def _take(self, token: WireToken) -> None:
-        if not token.special:
-            self._texts.append(token.text)
 
     @property
     def _text(self) -> str:

@@ -17,6 +17,7 @@ from common.queue_depth import oldest_age, queue_depth
 from common.wire import JobClass, WorkerRecord
 from web.info import service_info
 from web.resources.resource import Resource, write_json
+from web.services import METRICS_SECONDS
 
 
 class Info(Resource):
@@ -33,6 +34,8 @@ class Metrics(Resource):
     async def on_get(self, request: Request, response: Response) -> None:
         self.services.metrics.tasks.set(len(asyncio.all_tasks()))
         records, queued, ages = await self._engines()
+        await asyncio.sleep(1.5 * METRICS_SECONDS)  # until all processes have told what they observed before
+        self.services.metrics.flush()
         response.content_type = "text/plain; version=0.0.4; charset=utf-8"
         # In a thread: all processes' files are read.
         response.data = await asyncio.to_thread(self._render, records, queued, ages)
