@@ -42,6 +42,8 @@ class Outbox:
         self._max_kept = max_kept
         self._max_message = max_message
         self._attempts: OrderedDict[Key, _Attempt] = OrderedDict()
+        self._keys: dict[str, list[Key]] = {}
+        """By request."""
         self._kept = 0
         self._due: dict[str, dict[Key, int]] = {}
         """By channel: the attempts with something to send, and the sequence to send from."""
@@ -60,6 +62,7 @@ class Outbox:
         kept = self._attempts.get(key)
         if kept is None:
             kept = self._attempts[key] = _Attempt(channel)
+            self._keys.setdefault(request, []).append(key)
         frames = kept.frames
         if isinstance(body, Tokens):
             weight, last = len(body.tokens) or 1, body.ends
@@ -116,7 +119,7 @@ class Outbox:
 
     def release(self, request: str) -> None:
         """The submitter has all frames of the request's ended attempts."""
-        for key in [key for key in self._attempts if key[0] == request]:
+        for key in self._keys.get(request, [])[:]:
             if self._attempts[key].ended_at is not None:
                 self._forget(key)
 
@@ -140,6 +143,10 @@ class Outbox:
 
     def _forget(self, key: Key) -> None:
         kept = self._attempts.pop(key)
+        keys = self._keys[key[0]]
+        keys.remove(key)
+        if not keys:
+            del self._keys[key[0]]
         self._kept -= kept.weight
         if due := self._due.get(kept.channel):
             due.pop(key, None)
