@@ -25,3 +25,8 @@ def resident_mib(pid: int) -> float:
     """Memory it holds, in MiB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * 4096 / 2**20
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time its threads have had, those that have ended excepted."""
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9

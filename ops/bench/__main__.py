@@ -1,4 +1,7 @@
-"""`make bench`: the relay, the service tax and the added time to first token, as a table and (BENCH_OUT) as JSON."""
+"""`make bench`: the relay, what a request costs, the service tax and the added time to first token.
+
+As a table and, with BENCH_OUT, as JSON.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from ops.bench import relay, service_tax
+from ops.bench import relay, service_tax, web_cpu
 
 
 def main() -> None:
@@ -22,11 +25,16 @@ def main() -> None:
         directory = Path(name)
         with console.status("relay: 64 streams of 200 ready-made tokens"):
             relayed = relay.measure(directory)
+        with console.status("CPU time of web processes"):
+            spent = web_cpu.measure(directory)
         with console.status("service tax: 1, 8 and 32 streams of the real model"):
             taxed = service_tax.measure(directory)
     report = {
         "relay_ratio": relayed.ratio,
         "service_tax_32": taxed.tax(32),
+        "web_cpu_chat_ms": spent.chat * 1000,
+        "web_cpu_chat_added_ms": spent.chat_added * 1000,
+        "web_cpu_seconds": {**spent.spent, "tokenizing": spent.tokenizing},
         "ttft_added_p50_ms": taxed.first_token_added * 1000,
         "relay": {"service_tokens_per_second": relayed.service, "bare_tokens_per_second": relayed.bare},
         "service_tax": {str(width): taxed.tax(width) for width in service_tax.WIDTHS},
@@ -42,6 +50,12 @@ def main() -> None:
         f"{median(relayed.service):.0f}",
         f"{median(relayed.bare):.0f}",
         f"ratio {relayed.ratio:.2f}",
+    )
+    table.add_row(
+        "web process, a chat request (ms of CPU, tokenizing)",
+        f"{median(spent.spent['chat']) * 1000:.2f}",
+        f"{median(spent.tokenizing) * 1000:.2f}",
+        f"beyond it {spent.chat * 1000:.2f}; beyond /generate {spent.chat_added * 1000:.2f}",
     )
     for width in service_tax.WIDTHS:
         table.add_row(
