@@ -25,6 +25,11 @@ log = logging.getLogger(__name__)
 RATE_SECONDS = 10.0
 """Permits given back in this time tell when the next ones will be free."""
 _SECONDS_BETWEEN_TRIES = 0.5
+# Leases of now, by the server's clock.
+_PROCESSES = """
+local time = redis.call('TIME')
+return redis.call('ZRANGEBYSCORE', KEYS[1], time[1] * 1000 + math.floor(time[2] / 1000), '+inf')
+"""
 SPARED = 8
 """A tenant with requests under way leaves one permit out of so many to tenants without."""
 
@@ -116,6 +121,7 @@ class Admission:
         self._lease = settings.lease_seconds
         self._timeout = settings.redis_timeout
         self._talk = redis_client.register_script(_TALK)
+        self._processes = redis_client.register_script(_PROCESSES)
         self._held = 0
         self._held_by: Counter[str] = Counter()
         self._waiting: deque[_Asked] = deque()
@@ -128,6 +134,14 @@ class Admission:
     def held(self) -> int:
         """Sequences this process holds permits for."""
         return self._held
+
+    async def processes(self) -> set[str]:
+        """Processes with sequences under way, dead ones until their lease is out.
+
+        Raises:
+            redis.exceptions.RedisError: Redis is away.
+        """
+        return {process.decode() for process in await self._processes(keys=[self._keys[1]])}
 
     async def start(self) -> None:
         """Start the task that talks to Redis; Redis need not be there yet."""

@@ -35,7 +35,7 @@ idle worker (`bell`). "With the queue": when the last job is cancelled, or a wor
 
 `attempt` is the number of a request's newest attempt (none: the first), so that a late message of an older one does no
 work. `attempts` holds `{attempt}:{worker}` for each worker that was lost with the request: the reaper adds those that had not
-accepted it, the submitter those that had; a request with `max_attempts` of them is given up.
+accepted it, the submitter those that had; a request with `max_attempts` of them is given up, a new token clears it.
 
 Celery's own names (`_kombu.binding.*`, `*.pidbox`) are beside these. Prompts and answers are only in the queue, the
 unacked hash and on the channels; `{p}:dead` keeps headers, not bodies. Only where a caller sent an `Idempotency-Key` or

@@ -1,13 +1,14 @@
 """Jobs of dead workers go back to the head of their tenant's queue, oldest first.
 
 A worker's pulled jobs are in a hash of its own until its engine accepts them. When the worker's heartbeat is gone, one
-script moves them back, atomically: any number of processes may run it at once. Losses are counted outside the message,
+script moves them back, atomically: workers and web processes all run it. Losses are counted outside the message,
 in `Keys.attempts`, so that a job that kills every worker ends after `max_attempts`; its submitter is told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any, NamedTuple, cast
 
 import redis
@@ -24,6 +25,8 @@ log = structlog.get_logger()
 
 RESTART_GRACE_SECONDS = 5
 """After a Redis restart heartbeats are missing because Redis was away: workers come back first."""
+PUNCTUAL_SECONDS = 0.5
+"""A look that takes longer finds heartbeats missing that waited for Redis as it did: it says nothing about workers."""
 
 # Allowed when memory is full: the way out is to run the jobs.
 _RETURN_JOBS = (
@@ -77,13 +80,15 @@ end
 _REAP = (
     _RETURN_JOBS
     + r"""
--- ARGV: prefix, dead after, restart grace, max attempts, seconds to count attempts, dead jobs kept
+-- ARGV: prefix, dead after, restart grace, max attempts, seconds to count attempts, dead jobs kept, the server's time at
+-- which this comes too late
 local prefix = ARGV[1]
-local now = redis.call('TIME')
-local oldest = now[1] + now[2] / 1e6 - tonumber(ARGV[2])
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1e6
+local oldest = now - tonumber(ARGV[2])
 local dead = redis.call('ZRANGEBYSCORE', prefix .. ':workers', '-inf', '(' .. string.format('%.6f', oldest))
 local reaped, buried = {}, {}
-if #dead == 0 then return {reaped, buried} end
+if #dead == 0 or now > tonumber(ARGV[7]) then return {reaped, buried} end
 local uptime = tonumber(string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)'))
 if uptime < tonumber(ARGV[3]) then return {reaped, buried} end
 for _, worker in ipairs(dead) do
@@ -121,13 +126,20 @@ class Reaped(NamedTuple):
     """Ids of jobs given up after `max_attempts`."""
 
 
+NOTHING = Reaped({}, [], [])
+
+
 def reap(client: redis.Redis, settings: Settings, *, grace: float = RESTART_GRACE_SECONDS) -> Reaped:
     """Return the jobs of every dead worker to their queues and tell submitters of jobs given up.
 
     Raises:
         redis.RedisError: Redis is away or slow; nothing half done is left behind.
     """
-    reaped = _reaped(client.eval(_REAP, 0, *_arguments(settings, grace)))
+    asked = monotonic()
+    now = client.time()
+    if monotonic() - asked > PUNCTUAL_SECONDS:
+        return NOTHING
+    reaped = _reaped(client.eval(_REAP, 0, *_arguments(settings, grace, now)))
     for channel, message in reaped.notices:
         client.publish(channel, message)
     return reaped
@@ -137,7 +149,11 @@ async def reap_async(
     client: redis.asyncio.Redis, settings: Settings, *, grace: float = RESTART_GRACE_SECONDS
 ) -> Reaped:
     """As `reap`, on an event loop."""
-    reaped = _reaped(await client.eval(_REAP, 0, *_arguments(settings, grace)))
+    asked = monotonic()
+    now = await client.time()
+    if monotonic() - asked > PUNCTUAL_SECONDS:
+        return NOTHING
+    reaped = _reaped(await client.eval(_REAP, 0, *_arguments(settings, grace, now)))
     for channel, message in reaped.notices:
         await client.publish(channel, message)
     return reaped
@@ -157,8 +173,9 @@ def hand_back(client: redis.Redis, keys: Keys, worker: str, tags: Sequence[str] 
     return int(cast(int, client.eval(_HAND_BACK, 0, keys.prefix, worker, *reversed(tags or ()))))
 
 
-def _arguments(settings: Settings, grace: float) -> list[str]:
-    numbers = (settings.worker_dead_after, grace, settings.max_attempts, ATTEMPTS_SECONDS, DEAD_JOBS_KEPT)
+def _arguments(settings: Settings, grace: float, now: tuple[int, int]) -> list[str]:
+    too_late = now[0] + now[1] / 1e6 + PUNCTUAL_SECONDS
+    numbers = (settings.worker_dead_after, grace, settings.max_attempts, ATTEMPTS_SECONDS, DEAD_JOBS_KEPT, too_late)
     return [settings.key_prefix, *map(str, numbers)]
 
 

@@ -206,7 +206,7 @@ class Settings(BaseSettings):
     worker_dead_after: float = Field(2.5, gt=0, validation_alias=_ours("worker_dead_after"))
     """Seconds without a heartbeat after which a worker counts as lost: others take over its jobs."""
     max_attempts: int = Field(3, ge=1, validation_alias=_ours("max_attempts"))
-    """Times a job is handed to a worker before it is given up as poisonous."""
+    """Workers that may be lost with a job, one after the other without a new token, before it is given up as poisonous."""
     on_sigterm: Literal["auto", "hand_over", "finish"] = Field("auto", validation_alias=_ours("on_sigterm"))
     """What a worker told to stop does with running requests: `hand_over` to other workers at once, `finish` them within
     `graceful_termination_timeout`, or `auto`: hand over once another worker of the model takes requests."""

@@ -13,6 +13,7 @@ What comes with every token has `gc=False`: it can be in no cycle, and looking f
 
 from __future__ import annotations
 
+from math import inf
 from typing import Literal
 
 import msgspec
@@ -325,6 +326,8 @@ class StoredStream(Struct, frozen=True):
     """Unix seconds, as its chunks say."""
     key: str
     """What ids of tool calls are made of."""
+    deadline: float = inf
+    """Unix seconds by which it must be finished, however often it is gone on with."""
 
 
 class CancelRequest(Struct, frozen=True, tag="cancel_request"):
@@ -340,6 +343,8 @@ class CancelAnswer(Struct, frozen=True, tag="cancel_answer"):
     question: str
     found: int
     """Requests that were cancelled."""
+    process: str = ""
+    """Who answers."""
 
 
 class StreamTaken(Struct, frozen=True, tag="stream_taken"):

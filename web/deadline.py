@@ -42,6 +42,15 @@ class Deadline:
             )
         return cls(min(seconds, settings.request_timeout))
 
+    @property
+    def unix(self) -> float:
+        """In Unix seconds."""
+        return time.time() + self._at - time.monotonic()
+
+    def not_after(self, unix: float) -> None:
+        """The request goes on with one that had to be finished by then."""
+        self._at = min(self._at, time.monotonic() + unix - time.time())
+
     def remaining(self) -> float:
         """Seconds that are left.
 

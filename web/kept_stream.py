@@ -41,6 +41,8 @@ class Resumable(Struct, frozen=True):
     digest: str
     owner: str
     fingerprint: str
+    deadline: float
+    """Unix seconds."""
     stored: StoredStream | None = None
     """Of one that is resumed."""
     attempt: int = 1

@@ -30,6 +30,7 @@ from common.errors import (
 )
 from common.stream_store import StreamStore
 from common.wire import WIRE_VERSION, StoredStream, Tokens
+from web.deadline import Deadline
 from web.disconnect import RequestLifetime
 from web.errors import public_error
 from web.kept_stream import KeptStream, Origin, Resumable
@@ -112,8 +113,9 @@ class Resumption:
             return None
         digest = request_digest(request.context.tenant, request.context.request_id)
         owner, fingerprint = secrets.token_hex(16), request.context.fingerprint
+        deadline: Deadline = request.context.deadline
         if events is None:
-            return Resumable(digest, owner, fingerprint)
+            return Resumable(digest, owner, fingerprint, deadline.unix)
         stored = await self._store.find(digest)
         if stored is None:
             raise NotResumable
@@ -123,7 +125,10 @@ class Resumption:
         if claimed is None:
             raise NotResumable
         await self._running.take_over(digest, owner)
-        return Resumable(digest, owner, fingerprint, stored, claimed.attempt, claimed.tokens, events)
+        plan = Resumable(digest, owner, fingerprint, stored.deadline, stored, claimed.attempt, claimed.tokens, events)
+        if not plan.finished:
+            deadline.not_after(stored.deadline)
+        return plan
 
     async def drop(self, digest: str, *, orphan: bool) -> bool:
         """Let nobody resume a caller's stream any more; whether there was one.
@@ -152,7 +157,9 @@ class Resumption:
         if stored is None:
             job = stream.job
             seed = job.parameters.seed
-            stored = StoredStream(WIRE_VERSION, plan.fingerprint, job.id, seed, origin.created, origin.key)
+            stored = StoredStream(
+                WIRE_VERSION, plan.fingerprint, job.id, seed, origin.created, origin.key, plan.deadline
+            )
             await self._store.begin(plan.digest, plan.owner, stored)
         else:
             stream.resume(plan.tokens)

@@ -1,8 +1,9 @@
 """Requests that can be cancelled by id, at whichever web process they are.
 
-Nothing is written for a request; who wants one cancelled asks all processes, and each answers. A request is known by a
-digest of its caller and its id, so no caller reaches another's. Two requests of a caller may have the same id: they are
-cancelled together.
+Nothing is written for a request; who wants one cancelled asks all processes, until each that has requests under way has
+answered: one whose subscription is interrupted does not hear the first question. One that has been away from Redis for
+longer than its lease of permits is not waited for. A request is known by a digest of its caller and its id, so no caller
+reaches another's. Two requests of a caller may have the same id: they are cancelled together.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import secrets
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from typing import Protocol
 
@@ -18,11 +20,15 @@ import msgspec
 import structlog
 from falcon.asgi import Request
 
+from common.admission import Admission
 from common.client.generation import GenerationClient
 from common.errors import RequestCancelled, ServiceUnavailable, StreamTakenOver, TgqError
 from common.wire import CancelAnswer, CancelRequest, StreamTaken, decode_web_control, encode_msgpack
 
 log = structlog.get_logger(__name__)
+
+ASK_SECONDS = 0.25
+"""Between two questions, when somebody has not answered."""
 
 
 def request_digest(tenant: str, request_id: str) -> str:
@@ -62,10 +68,11 @@ class RunningRequest:
 class RunningRequests:
     """Those of this web process."""
 
-    def __init__(self, client: GenerationClient) -> None:
+    def __init__(self, client: GenerationClient, admission: Admission) -> None:
         self._client = client
+        self._admission = admission
         self._running: defaultdict[str, set[RunningRequest]] = defaultdict(set)
-        self._questions: dict[str, asyncio.Queue[int]] = {}
+        self._questions: dict[str, asyncio.Queue[CancelAnswer]] = {}
         self._channel = client.keys.web_of(client.process_id)
         client.listen(client.keys.web, self._heard)
         client.listen(self._channel, self._heard)
@@ -86,25 +93,30 @@ class RunningRequests:
         """Cancel the requests of one caller and id, at all web processes; whether there were any.
 
         Raises:
-            ServiceUnavailable: not every process has answered, and none of the others had it.
+            ServiceUnavailable: not every process has answered in `redis_timeout`, and none of the others had it.
             redis.exceptions.RedisError: Redis is away.
         """
-        question, answers = secrets.token_hex(8), asyncio.Queue[int]()
+        question, answers = secrets.token_hex(8), asyncio.Queue[CancelAnswer]()
         self._questions[question] = answers
-        connected = self._client.connected
         message = encode_msgpack(CancelRequest(digest, self._channel, question))
+        answered: set[str] = set()
         try:
             async with asyncio.timeout(self._client.settings.redis_timeout):
-                for _ in range(await self._client.redis.publish(self._client.keys.web, message)):
-                    if await answers.get():
-                        return True
+                while True:
+                    await self._client.redis.publish(self._client.keys.web, message)
+                    asked = await self._admission.processes()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(ASK_SECONDS):
+                            while not asked <= answered:
+                                answer = await answers.get()
+                                if answer.found:
+                                    return True
+                                answered.add(answer.process)
+                            return False
         except TimeoutError:
             raise ServiceUnavailable("Not every web node has answered") from None
         finally:
             del self._questions[question]
-        if not (connected and self._client.connected):
-            raise ServiceUnavailable("This web node does not hear its requests")
-        return False
 
     async def take_over(self, digest: str, owner: str) -> None:
         """Let all others let go of a stream that is now `owner`'s.
@@ -125,10 +137,10 @@ class RunningRequests:
                 found = list(self._running.get(message.digest, ()))
                 for running in found:
                     running.end(RequestCancelled())
-                self._client.tell(message.asker, CancelAnswer(message.question, len(found)))
+                self._client.tell(message.asker, CancelAnswer(message.question, len(found), self._client.process_id))
             case CancelAnswer():
                 if (answers := self._questions.get(message.question)) is not None:
-                    answers.put_nowait(message.found)
+                    answers.put_nowait(message)
             case StreamTaken():
                 for running in list(self._running.get(message.digest, ())):
                     if running.owner and running.owner != message.owner:

@@ -21,6 +21,7 @@ from web.health import HealthCheck
 from web.idempotency import Idempotency
 from web.live_workers import LiveWorkers
 from web.models import Models
+from web.reaping import Reaping
 from web.resume import Resumption
 from web.running import RunningRequests
 
@@ -49,8 +50,9 @@ class Services:
         self.admission = Admission(self.redis, self.keys, settings, self.client.process_id)
         self.key_limits = KeyLimits(self.redis, self.keys, settings, self.client.process_id)
         self.idempotency = Idempotency(CallStore(self.redis, self.keys, settings), settings)
-        self.running = RunningRequests(self.client)
+        self.running = RunningRequests(self.client, self.admission)
         self.resumption = Resumption(StreamStore(self.redis, self.keys, settings), self.running, self.client)
+        self.reaping = Reaping(self.redis, settings)
         self.workers = LiveWorkers(self.redis, self.keys, settings)
         self.models = Models(settings, self.workers)
         self.metrics = WebMetrics(self.models.default.limits)
@@ -69,6 +71,7 @@ class Services:
             asyncio.create_task(every(METRICS_SECONDS, self._flush_metrics, "metrics")),
         ]
         await self.resumption.start()
+        await self.reaping.start()
         await self.workers.start()
         settle_heap()
 
@@ -77,6 +80,7 @@ class Services:
         await stop_tasks(self._following)
         await self._follow_counters()
         await self._flush_metrics()
+        await self.reaping.stop()
         await self.idempotency.close()
         await self.resumption.stop()
         await self.client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,10 @@ log = structlog.get_logger()
 
 RECONNECT_SECONDS = (0.2, 0.4, 2.0)
 """First pause, what each further one adds, and the longest: Celery's own reach 30 s."""
+AGAIN_SECONDS = 10.0
+"""A connection that does not serve for so long is no remedy: after it the next one waits, longer each time ..."""
+FIRST_AGAIN, LONGEST_AGAIN = 0.1, 2.0
+"""... within these bounds."""
 
 
 class JobConsumer(Consumer):  # type: ignore[misc]
@@ -27,6 +32,19 @@ class JobConsumer(Consumer):  # type: ignore[misc]
     """
 
     send: Callable[[list[Outgoing]], None]
+    _failed_at = 0.0
+    _pause = 0.0
+
+    def on_connection_error_after_connected(self, exc: BaseException) -> None:
+        """Whatever breaks each new connection at once, such as a script that Redis refuses, must not keep the worker busy."""
+        super().on_connection_error_after_connected(exc)
+        now = time.monotonic()
+        again = now - self._failed_at - self._pause < AGAIN_SECONDS
+        self._pause = min(max(2 * self._pause, FIRST_AGAIN), LONGEST_AGAIN) if again else 0.0
+        self._failed_at = now
+        while time.monotonic() < now + self._pause:
+            maybe_shutdown()
+            time.sleep(min(0.05, self._pause))
 
     def create_task_handler(self, *args: Any, **options: Any) -> Callable[[Any], None]:
         handle = super().create_task_handler(*args, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,18 +15,38 @@ from workers.transport import Offer
 
 log = structlog.get_logger()
 
+STUCK_SECONDS = 5.0
+"""A worker that has not been able to look for work for this time says that it takes none."""
+
 
 class EngineIntake:
     """See `workers.transport.Intake`. `freed` may be called from any thread, the rest is the event loop's."""
 
     dispatcher: Dispatcher
     marks: Marks
+    recovered: Callable[[], None]
+    """`stuck` is over."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._hub: Any = None
         self._pull: Callable[[], None] | None = None
         self._pull_due = False
+        self._failing_since: float | None = None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether nothing can be pulled, although Redis may be there. Asked from any thread."""
+        since = self._failing_since
+        return since is not None and time.monotonic() - since > STUCK_SECONDS
+
+    def looked(self, *, failed: bool) -> None:
+        if not failed:
+            recovered, self._failing_since = self.stuck, None
+            if recovered:
+                self.recovered()
+        elif self._failing_since is None:
+            self._failing_since = time.monotonic()
 
     def attach(self, hub: Any, pull: Callable[[], None]) -> None:
         self._hub, self._pull = hub, pull

@@ -21,6 +21,7 @@ from queue import Empty
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
+import kombu
 import redis
 import structlog
 from kombu.transport import redis as stock
@@ -34,8 +35,14 @@ from workers.pull_script import PULL
 
 log = structlog.get_logger()
 
+if not kombu.__version__.startswith("5.7."):
+    raise ImportError(f"a worker's transport leans on the internals of kombu 5.7; installed is {kombu.__version__}")
+
 PULL_MAX = 8
 """Messages per script call: with more, one worker takes a burst that idle workers could share."""
+
+PULLS_PER_TURN = 2
+"""Then the event loop ends what was refused, before there is more of it."""
 
 LOOK_SECONDS = 0.1
 """The doorbell hangs at the first queue only, and other producers than ours do not ring it; all queues are looked at this
@@ -78,6 +85,9 @@ class Intake(Protocol):
     def pulled(self) -> None:
         """Everything one pull took has been delivered."""
 
+    def looked(self, *, failed: bool) -> None:
+        """A pull was tried, whether there was anything to take or not."""
+
 
 class Dial(Protocol):
     """How this worker reaches Redis; kombu's own way knows less of it than `common.redis_clients`."""
@@ -113,6 +123,8 @@ class QoS(stock.QoS):
 class Poller(stock.MultiChannelPoller):
     """Watches the doorbell; never leaves a reply unread in a socket."""
 
+    loop: Any = None
+
     def _update_brpop_polling(self) -> None:
         pass
 
@@ -132,8 +144,8 @@ class Poller(stock.MultiChannelPoller):
         for channel in list(self._channels):
             channel.drop_dead_bell()
             try:
-                while channel.pull():
-                    pass
+                if channel.pull_some() and self.loop is not None:
+                    self.loop.call_soon(self.pull_all)
             except (redis.RedisError, *channel.connection_errors) as error:
                 # Raised here it would take other callbacks of the event loop along. A broken connection's own socket
                 # makes the loop reconnect; whatever else it is, the next look is near.
@@ -217,13 +229,19 @@ class Channel(stock.Channel):
             arguments = [self.worker, PULL_MAX, largest, DEAD_JOBS_KEPT, answer, self.overdue_after, self.overdue_share]
             arguments += [number for room in rooms for number in room]
             self._uncertain = True
+            self.intake.looked(failed=True)  # Unless the next line comes to its end.
             self._blocked, *pulled = self._pull_script(client)(keys=keys, args=arguments, client=client)
             self._uncertain = False
+            self.intake.looked(failed=False)
         for tag, overdue in zip(pulled[::4], pulled[3::4], strict=True):
             if overdue:
                 self.intake.overdue(tag.decode())
         self._deliver(list(zip(pulled[::4], pulled[1::4], pulled[2::4], strict=True)))
         return len(pulled) // 4
+
+    def pull_some(self) -> bool:
+        """Pull, a few times at most; returns whether there may be more."""
+        return all(self.pull() for _ in range(PULLS_PER_TURN))
 
     def _pull_script(self, client: redis.Redis) -> Any:
         script = self.__dict__.get("_script")
@@ -266,8 +284,8 @@ class Channel(stock.Channel):
         return list(self._queue_cycle.consume(len(self.active_queues)))
 
     def _brpop_start(self, timeout: float | None = None) -> None:
-        while self.pull():
-            pass
+        if self.pull_some():
+            return  # There is more to take than a bell could tell of.
         queues = self._sources()
         if self._blocked or not queues or self.intake.room(queues).rooms[0].jobs <= 0:
             return
@@ -317,5 +335,6 @@ class Transport(stock.Transport):
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         super().register_with_event_loop(connection, loop)
+        self.cycle.loop = loop
         loop.call_repeatedly(LOOK_SECONDS, self.cycle.pull_all)
         self.client.transport_options["intake"].attach(loop, self.cycle.pull_all)

@@ -86,6 +86,7 @@ class Worker:
         self._marks = self._intake.marks = Marks(keys, self.id, self._dispatcher, max_attempts=settings.max_attempts)
         self._control = ControlListener(settings, self.id, self._dispatcher, self._publisher, self._marks)
         self._heartbeat = Heartbeat(settings, self.id, self.record, returned=self._marks.look_again)
+        self._intake.recovered = self._heartbeat.beat_now
         self._drain = Drain(
             settings, self._client, self._dispatcher, self._publisher, self._acks, announce=self._heartbeat.beat
         )
@@ -131,7 +132,7 @@ class Worker:
         if self._drain.requested:
             return "draining"
         if self._dispatcher.ready:
-            return "ready"
+            return "restarting" if self._intake.stuck else "ready"
         return "starting" if self._dispatcher.card is None else "restarting"
 
     # -- what the engine's thread calls (`EngineListener`) --------------------------------------------------------------
@@ -220,7 +221,12 @@ class Worker:
             pool_cls=type(
                 "Pool",
                 (EnginePool,),
-                {"dispatcher": self._dispatcher, "send": self._publisher.send, "drain": self._drain.wait},
+                {
+                    "dispatcher": self._dispatcher,
+                    "send": self._publisher.send,
+                    "arrived": self._intake.pulled,
+                    "drain": self._drain.wait,
+                },
             ),
             consumer_cls=type("Consumer", (JobConsumer,), {"send": self._publisher.send}),
             without_gossip=True,

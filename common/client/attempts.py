@@ -9,22 +9,36 @@ from common.wire import Job
 
 FRUITLESS_ATTEMPTS = 20
 """Attempts in a row that may bring no token, without anybody's fault, before the request is given up."""
+MOST_LOSSES = 12
+"""Workers that may be lost with one request, whatever they brought: one that ends each of them a few tokens later."""
 
 
 class Attempts:
     """Which attempt is the newest, and what became of those before."""
 
-    __slots__ = ("_fruitless", "_last_loss", "_max_attempts", "_progress", "_tokens_before", "job", "losses")
+    __slots__ = (
+        "_fruitless",
+        "_last_loss",
+        "_lost",
+        "_max_attempts",
+        "_progress",
+        "_tokens_before",
+        "forgets",
+        "job",
+        "losses",
+    )
 
     def __init__(self, job: Job, progress: Progress, max_attempts: int) -> None:
         self.job = job
         """The newest attempt."""
         self.losses: list[str] = []
-        """`{attempt}:{worker}` of those that count against the request."""
+        """`{attempt}:{worker}` of those that count against the request, since it last got on."""
+        self.forgets = False
+        """Whether the newest attempt got on, so that losses before it count no more, also those that others know of."""
         self._progress = progress
         self._max_attempts = max_attempts
         self._last_loss = ""
-        self._fruitless = 0
+        self._lost = self._fruitless = 0
         self._tokens_before = progress.total
 
     def lost(self, worker: str | None, why: str, *, counts: bool) -> None:
@@ -36,16 +50,23 @@ class Attempts:
             counts: the request may be the cause.
         """
         self._last_loss = why
-        if counts and worker is not None:
-            self.losses.append(f"{self.job.attempt}:{worker}")
         tokens = self._progress.total
-        self._fruitless = self._fruitless + 1 if tokens == self._tokens_before else 0
+        self.forgets = tokens > self._tokens_before
         self._tokens_before = tokens
+        if self.forgets:
+            # What ends its worker at some token ends the next one at the same.
+            self.losses.clear()
+            self._fruitless = 0
+        else:
+            self._fruitless += 1
+        if counts and worker is not None:
+            self._lost += 1
+            self.losses.append(f"{self.job.attempt}:{worker}")
 
     @property
     def exhausted(self) -> bool:
-        """Whether so many attempts without a fault came to nothing that there is no point in another."""
-        return self._fruitless >= FRUITLESS_ATTEMPTS
+        """Whether so many attempts came to nothing that there is no point in another, whoever is at fault."""
+        return self._fruitless >= FRUITLESS_ATTEMPTS or self._lost >= MOST_LOSSES
 
     @property
     def pause(self) -> float:
@@ -55,7 +76,7 @@ class Attempts:
     @property
     def epitaph(self) -> str:
         """Why the request is given up."""
-        lost = self._fruitless if self.exhausted else self._max_attempts
+        lost = max(self._lost, self._fruitless) if self.exhausted else self._max_attempts
         return (
             f"given up after {lost} lost {'attempt' if lost == 1 else 'attempts'}, the last because {self._last_loss}"
         )

@@ -34,10 +34,12 @@ _RESEND = (
     FAIR_QUEUE
     + """
 -- KEYS: queue, newest attempt, lost attempts, mark of cancellation
--- ARGV: attempt, message, whether it goes to the head (1 or 0), attempts at most, seconds both counts are kept, then what is known to be lost
+-- ARGV: attempt, message, whether it goes to the head (1 or 0), attempts at most, seconds both counts are kept, whether
+-- earlier losses are forgotten (1 or 0), then what is known to be lost
 if redis.call('EXISTS', KEYS[4]) == 1 then return 'cancelled' end
-if #ARGV > 5 then
-  redis.call('SADD', KEYS[3], unpack(ARGV, 6))
+if ARGV[6] == '1' then redis.call('DEL', KEYS[3]) end
+if #ARGV > 6 then
+  redis.call('SADD', KEYS[3], unpack(ARGV, 7))
   redis.call('EXPIRE', KEYS[3], ARGV[5])
 end
 if redis.call('SCARD', KEYS[3]) >= tonumber(ARGV[4]) then return 'given_up' end
@@ -85,6 +87,8 @@ class NextAttempt:
     cause: Cause
     losses: Sequence[str]
     """`{attempt}:{worker}` of the attempts that count against the request."""
+    forgets: bool
+    """Whether no others do."""
     urgent: bool
     """To the head of its tenant's queue: the request has had its turn."""
     requester: Requester
@@ -169,6 +173,7 @@ class Resender:
                 int(attempt.urgent),
                 self._max_attempts,
                 ATTEMPTS_SECONDS,
+                int(attempt.forgets),
                 *attempt.losses,
             ],
             client=pipe,

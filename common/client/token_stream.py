@@ -334,7 +334,7 @@ class TokenStream:
         self._hearing = Hearing(now)
         self._message = self.watched = None
         urgent = self.timings.accepted is not None or self._progress.total > 0
-        following = NextAttempt(job, self._queue, cause, attempts.losses.copy(), urgent, self)
+        following = NextAttempt(job, self._queue, cause, attempts.losses.copy(), attempts.forgets, urgent, self)
         self._parts.resender.send(following, attempts.pause)
 
     def _give_up(self) -> None:

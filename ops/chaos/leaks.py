@@ -19,6 +19,8 @@ from ops.process_figures import children, open_files, resident_mib, threads
 CLIENTS = 48
 WARM_UP = 0.1
 """Share of the requests before the first measurement: caches, pools and allocators fill up."""
+LEAST_WARM_UP = 500
+"""Each process must have met every kind of request by then; of a run that is too short for it, half."""
 SAMPLES = 9
 MOST_GROWTH = {"MiB": 24.0, "files": 24.0, "threads": 4.0, "tasks": 16.0, "keys that stay": 4.0, "connections": 24.0}
 """Connections to Redis are kept, 16 a process at most, and made as they are needed."""
@@ -33,8 +35,9 @@ async def run_leaks(cluster: Cluster, *, requests: int, rng: Random, say: Say) -
     """Short requests, 20 % of whose clients leave and 5 % read slowly; the figures after the warm-up and on the way."""
     crowd = Crowd(cluster.addresses, rng, clients=CLIENTS, leaving=0.2, slow=0.05, repeats=2)
     samples = []
-    for share in (WARM_UP, *[(1 - WARM_UP) / SAMPLES] * SAMPLES):
-        await crowd.send(max(1, round(requests * share)))
+    warm_up = min(max(round(requests * WARM_UP), LEAST_WARM_UP), requests // 2)
+    for count in (warm_up, *[(requests - warm_up) // SAMPLES] * SAMPLES):
+        await crowd.send(max(1, count))
         await until_no_trace(cluster)
         samples.append(await measure(cluster))
         memory = sum(value for name, value in samples[-1].items() if name.endswith(": MiB"))

@@ -21,8 +21,8 @@ STREAMS = 20
 LIMIT_SECONDS = 60.0
 LONGEST_PAUSE = 5.0
 """That a lost worker may cause."""
-ROUNDS = {"worker-kill": 3, "worker-stop": 1, "worker-freeze": 1, "engine-kill": 1}
-MARKED = 400
+ROUNDS = {"worker-kill": 2, "engine-kill": 1}
+MARKED = 200
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 async def test_every_stream_ends_right_whatever_dies(cluster: Cluster) -> None:
     """Then marked requests on a Redis that stutters, in the same cluster: nobody gets a word of another's."""
     rng = Random(11)
-    questions: list[Question] = [scripted_question(number, rng, tokens=100) for number in range(STREAMS)]
+    questions: list[Question] = [scripted_question(number, rng, tokens=60) for number in range(STREAMS)]
     load = Load(cluster.addresses, LIMIT_SECONDS, rng)
     await load.learn(questions)
     report = Report(11, SCRIPTED_MODEL)

@@ -16,7 +16,7 @@ from tests.acceptance.clients import body, generate, open_stream, script, start_
 from tests.acceptance.observation import Observer, assert_alive, in_flight, until
 
 SLOTS = 4
-ENGINE_STALL = 1.5
+ENGINE_STALL = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +26,7 @@ def service() -> Iterator[LocalService]:
         "MAX_BATCH_SIZE": str(SLOTS),
         "TGQ_HEARTBEAT_SECONDS": "0.1",
         "TGQ_ENGINE_STALL_TIMEOUT": str(ENGINE_STALL),
+        "TGQ_ENGINE_THREADS": "1",
         "TGQ_MAX_ATTEMPTS": "2",
     }
     with LocalService(settings) as service:

@@ -156,6 +156,44 @@ async def test_a_stream_outlives_its_web_node(service: LocalService, client: htt
         node.kill()
 
 
+async def test_a_draining_node_lets_its_stream_go(service: LocalService, client: httpx.AsyncClient) -> None:
+    """Its client need not wait for the end of the node to go on elsewhere, and the node need not wait for the stream."""
+    undisturbed = (await client.post(service.urls[1] + NATIVE, json=SAMPLED)).content
+    node = service.add_web()
+    url = service.urls.pop()
+    service.web.pop()
+    try:
+        await until(lambda: answers(client, url), 60, "the new node")
+        part = await begin(client, url + NATIVE, SAMPLED, resumable("drained"), 5)
+        node.terminate()
+        await until(lambda: refuses(client, url), 10, "the drain")
+        headers = resumable("drained", part.events)
+        heard = part.raw
+        rest = await client.post(service.urls[1] + NATIVE, json=SAMPLED, headers=headers)
+        assert heard + rest.content == undisturbed
+        assert json.loads(data_of((await part.rest()).decode())[-1])["error_type"] == "taken_over"
+        assert node.wait(20) == 0
+    finally:
+        node.kill()
+
+
+async def test_a_kept_stream_outlasts_a_redis_that_forgets_it(service: LocalService, client: httpx.AsyncClient) -> None:
+    assert service.redis is not None
+    here, there = (url + NATIVE for url in service.urls[:2])
+    undisturbed = (await client.post(here, json=SAMPLED)).content
+    part = await begin(client, here, SAMPLED, resumable("forgotten"), 5)
+    heard = part.raw
+    service.redis.kill()
+    service.redis.start()
+    assert await part.rest() == undisturbed
+    rest = await client.post(there, json=SAMPLED, headers=resumable("forgotten", heard.count(b"\n\n")))
+    assert heard + rest.content == undisturbed
+
+
+async def refuses(client: httpx.AsyncClient, url: str) -> bool:
+    return not await answers(client, url)
+
+
 async def answers(client: httpx.AsyncClient, url: str) -> bool:
     try:
         return (await client.get(f"{url}/health")).status_code == 200

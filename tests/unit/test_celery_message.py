@@ -135,6 +135,12 @@ class TestBroker:
         assert "secret" not in str(caught.value)
 
 
+def test_h14_no_results_are_kept_or_waited_for() -> None:
+    with make_app(Settings.of(redis_url="redis://127.0.0.1:1/0")) as app:
+        assert app.conf.result_backend is None
+        assert app.conf.task_ignore_result
+
+
 def test_building_is_cheap() -> None:
     """A web process builds one per request on its event loop."""
     ours = job(prompt_ids=list(range(4000)))

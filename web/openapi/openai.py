@@ -79,7 +79,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         description=(
             "The id is that in the `x-request-id` of its answer. Waiting or running, streamed or not, at any web node: a "
             "whole answer becomes error 499, a stream ends with that error. Where several requests have the id, all are "
-            "cancelled; where none has it any more, it is 404."
+            "cancelled; where none has it any more, it is 404. When a web node that may have it does not answer, it is 503."
         ),
         answer=CancelledRequest,
         errors=(UnknownRequest, ServiceUnavailable),

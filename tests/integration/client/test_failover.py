@@ -211,9 +211,26 @@ async def test_hand_overs_without_end_are_an_error(redis_url: str, monkeypatch: 
         assert worker.taken == 5
 
 
+async def test_losses_after_new_tokens_are_no_poison(redis_url: str) -> None:
+    """More workers than `max_attempts` are lost with it, and each brought it on: what one loses is no other's fault."""
+
+    async def dying(worker: FakeWorker, job: Job) -> None:
+        await half(worker, job)
+        await worker.emit(job, Failed("generation", "the engine is gone", retryable=True))
+
+    async with running(quick(redis_url, max_attempts=2), first_attempts(*[dying] * 4)) as (client, worker):
+        async with client.generate(client.new_job([1], parameters(20))) as stream:
+            assert await asyncio.wait_for(text(stream), 5) == expected_text(20)
+        assert client.counters.resent == {"worker_failed": 4}
+        lost = await worker.redis.smembers(worker.keys.attempts(stream.job.id))
+        assert lost == {f"4:{worker.id}".encode()}
+
+
 async def test_a_request_that_takes_its_workers_along_ends_with_an_error(redis_url: str) -> None:
     async def poisoned(worker: FakeWorker, job: Job) -> None:
-        await half(worker, job)
+        await worker.accept(job)
+        if not job.generated_ids:
+            await worker.emit(job, Tokens(0, [token(0)]))
         await worker.emit(job, Failed("generation", GenerationFailed("CUDA error").message, retryable=True))
 
     async with running(quick(redis_url, max_attempts=3), poisoned) as (client, worker):
@@ -232,10 +249,10 @@ async def test_a_request_that_takes_its_workers_along_ends_with_an_error(redis_u
 
 async def test_what_others_lost_with_the_request_counts_as_well(redis_url: str) -> None:
     async with (
-        running(quick(redis_url, max_attempts=3), half_and_hang) as (client, worker),
+        running(quick(redis_url, max_attempts=3), accept_and_hang) as (client, worker),
         client.generate(client.new_job([1], parameters())) as stream,
     ):
-        await until(lambda: len(stream.generated_ids) == 2)
+        await until(lambda: stream.worker == worker.id)
         await worker.redis.sadd(worker.keys.attempts(stream.job.id), "1:a", "1:b")
         worker.freeze()
         with pytest.raises(GenerationFailed, match="3 lost attempts"):

@@ -97,6 +97,17 @@ async def test_a_stream_survives_a_restart(own_redis: EmbeddedRedis) -> None:
         assert await read_all(client, 10) == expected_text(10)
 
 
+async def test_h25_a_silent_subscription_is_not_taken_for_a_dead_one(redis_url: str) -> None:
+    """Ten times as long as a command may take."""
+    async with running(settings_for(redis_url, redis_timeout=0.2), in_two_halves) as (client, _):
+        began, subscribed = time.monotonic(), client._relay.changed_at
+        while time.monotonic() - began < 2.0:
+            assert client.connected
+            await asyncio.sleep(0.05)
+        assert client._relay.changed_at == subscribed
+        assert await client.redis.ping()
+
+
 async def test_frames_published_while_the_subscription_was_down_are_asked_for(own_redis: EmbeddedRedis) -> None:
     async def lossy(worker: FakeWorker, job: Job) -> None:
         await worker.accept(job)

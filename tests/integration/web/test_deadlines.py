@@ -14,6 +14,7 @@ import redis
 from common.keys import Keys
 from common.wire import Failed, Finish, Job, Token, Tokens
 from ops.embedded_redis import EmbeddedRedis
+from tests.event_streams import data_of
 from tests.integration.client.fake_worker import FakeWorker, accept_and_hang, until
 from tests.integration.web.serving import WebNode, events, eventually, saying, web_node, worker
 
@@ -86,6 +87,25 @@ async def test_a_stream_whose_time_is_over_ends_with_an_error(client: httpx.Asyn
         assert first["token"]["text"] == "A"
         assert last == {"error": "The request was not finished in time", "error_type": "timeout"}
         await until(lambda: len(fake.cancelled) == 1 and nothing_held(redis_url))
+
+
+async def test_a_stream_that_is_gone_on_with_keeps_its_time(client: httpx.AsyncClient, redis_url: str) -> None:
+    """However much later the second connection's own limit is."""
+
+    async def begin_and_hang(fake: FakeWorker, job: Job) -> None:
+        await fake.accept(job)
+        if not job.generated_ids:
+            await fake.emit(job, Tokens(0, [Token(65, "A", -1.0, False)]))
+        await asyncio.Event().wait()
+
+    async with worker(redis_url, begin_and_hang) as fake:
+        headers = {"x-tgq-resume": "true", "x-request-id": "kept-time"}
+        async with client.stream("POST", "/generate_stream", json={"inputs": "x"}, headers=headers | within(3)) as part:
+            await anext(part.aiter_raw())
+        again = await client.post("/generate_stream", json={"inputs": "x"}, headers=headers | {"last-event-id": "1"})
+        (error,) = [json.loads(data) for data in data_of(again.text, first=2)]
+        assert error == {"error": "The request was not finished in time", "error_type": "timeout"}
+        await until(lambda: len(fake.cancelled) > 0 and nothing_held(redis_url))
 
 
 async def test_several_prompts_share_one_time(client: httpx.AsyncClient, redis_url: str) -> None:

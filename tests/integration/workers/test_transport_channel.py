@@ -29,6 +29,10 @@ class FixedRoom:
     jobs = 100
     pulls = 0
 
+    def __init__(self) -> None:
+        self.looks: list[bool] = []
+        """Whether each failed, as far as is known."""
+
     def attach(self, hub: Any, pull: Callable[[], None]) -> None:
         pass
 
@@ -40,6 +44,9 @@ class FixedRoom:
 
     def pulled(self) -> None:
         self.pulls += 1
+
+    def looked(self, *, failed: bool) -> None:
+        self.looks.append(failed)
 
 
 class Consuming:
@@ -124,10 +131,12 @@ def test_a_pull_whose_reply_is_lost_is_delivered_by_the_next(
         patch.setattr(consuming.channel, "_pull_script", cut_off)
         with pytest.raises(redis.ConnectionError):
             consuming.channel.pull()
+    assert consuming.intake.looks == [True, False, True]
     assert consuming.taken() == ["before"]
     assert consuming.unacked() == 2
     consuming.submitter.submit("after")
     consuming.channel.pull()
+    assert consuming.intake.looks[-2:] == [True, False]
     assert consuming.taken() == ["before", "lost", "after"]
     consuming.channel.pull()
     assert len(consuming.messages) == 3

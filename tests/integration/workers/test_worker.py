@@ -24,20 +24,27 @@ def settled(submitter: Submitter, worker_id: str) -> bool:
     return not submitter.client.exists(keys.unacked(worker_id), keys.unacked_index(worker_id))
 
 
+def lasting(submitter: Submitter) -> set[bytes]:
+    """Keys that no expiry removes, but for Celery's own."""
+    client = submitter.client
+    return {name for name in client.scan_iter("*") if client.ttl(name) == -1 and b"_kombu" not in name}
+
+
 def test_streams_in_order_acknowledges_and_leaves_nothing(submitter: Submitter, redis_url: str, tmp_path: Path) -> None:
     with worker(redis_url, tmp_path) as process:
         record = process.ready(submitter)
         submitter.submit("one", 5)
         submitter.wait("one")
         frames = submitter.frames["one", 1]
-        assert [frame.sequence for frame in frames] == list(range(6))
+        # Tokens that come fast may share a frame.
+        assert [frame.sequence for frame in frames] == list(range(len(frames)))
         assert frames[0].body == Accepted(record.id)
         assert submitter.text("one") == "0 1 2 3 4 "
-        until(lambda: settled(submitter, record.id))
+        # What is beside the queue goes when the worker next finds it empty.
+        until(lambda: lasting(submitter) == {submitter.keys.workers.encode()}, what="the registry alone")
         process.terminate()
         assert process.wait() == 0
-        lasting = [name for name in submitter.client.scan_iter("*") if submitter.client.ttl(name) < 0]
-        assert all(b"_kombu" in name for name in lasting)
+        assert not lasting(submitter)
 
 
 def test_one_message_per_step_for_all_jobs_of_a_submitter(submitter: Submitter, redis_url: str, tmp_path: Path) -> None:

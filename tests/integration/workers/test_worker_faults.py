@@ -138,6 +138,20 @@ def test_survives_a_redis_crash_and_serves_on(tmp_path: Path) -> None:
         submitter.close()
 
 
+def test_a_pull_that_always_fails_fills_no_log_and_shows(submitter: Submitter, redis_url: str, tmp_path: Path) -> None:
+    """Redis is there and refuses the script: somebody else's value has the name of a part of the queue."""
+    with worker(redis_url, tmp_path, slots=4) as process:
+        process.ready(submitter)
+        turns = f"{submitter.queue()}:turns"
+        submitter.client.set(turns, "not ours")
+        until(lambda: (record := process.record(submitter)) is not None and record.state == "restarting", 15)
+        assert len(process.output.read_text().splitlines()) < 100
+        submitter.client.delete(turns)
+        process.ready(submitter)
+        submitter.submit("after")
+        submitter.wait("after")
+
+
 def test_a_frozen_redis_stops_nothing_for_good(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path / "redis") as server:
         submitter = Submitter(server.url)

@@ -38,8 +38,33 @@ def test_the_next_attempt_goes_on_from_the_tokens_so_far() -> None:
     attempts.lost("v", "of the weather", counts=False)
     assert attempts.next(9.0).generated_ids == [7, 8]
     attempts.lost(None, "nobody had it", counts=True)
-    assert attempts.losses == ["1:w"]
+    assert (attempts.losses, attempts.forgets) == ([], False)
     assert attempts.epitaph == "given up after 3 lost attempts, the last because nobody had it"
+
+
+def test_losses_count_until_a_new_token_comes() -> None:
+    progress = Progress(_job())
+    attempts = Attempts(_job(), progress, 3)
+    told = []
+    for number, worker in enumerate("abcd"):
+        if worker != "b":
+            _arrives(progress, number)
+        attempts.lost(worker, "it died", counts=True)
+        told.append((attempts.losses.copy(), attempts.forgets))
+        attempts.next(9.0)
+    assert told == [(["1:a"], True), (["1:a", "2:b"], False), (["3:c"], True), (["4:d"], True)]
+    assert not attempts.exhausted
+
+
+def test_a_request_that_gets_on_may_not_cost_workers_for_ever() -> None:
+    progress = Progress(_job())
+    attempts = Attempts(_job(), progress, 3)
+    for number in range(module.MOST_LOSSES):
+        assert not attempts.exhausted
+        _arrives(progress, number)
+        attempts.lost("w", "it died", counts=True)
+    assert attempts.exhausted
+    assert f"given up after {module.MOST_LOSSES} lost attempts" in attempts.epitaph
 
 
 def test_attempts_that_bring_nothing_come_slower_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
