@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,10 +10,15 @@ import redis
 
 from ops.embedded_redis import EmbeddedRedis
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Engines that each take every core spin against one another. Set before torch is loaded, here or in a child.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TGQ_ENGINE_THREADS", "1")
+
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
-    """A real server for the whole run. Tests that kill or freeze a server start one of their own."""
+    """A real server for the whole run of one process of tests. Tests that kill or freeze a server start one of their own."""
     with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as server:
         yield server
 

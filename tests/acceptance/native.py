@@ -18,7 +18,7 @@ from tests.contract.tgi import check_answer
 from tests.event_streams import data_of
 
 GENERATING = ("/", "/generate", "/generate_stream")
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """Name and labels of one line of `/metrics`."""
 
@@ -173,7 +173,7 @@ def another_web_node(service: LocalService, settings: Mapping[str, str]) -> Iter
     part = service.add_web(settings)
     url = service.urls[-1]
     try:
-        until(lambda: _answers(url, part), f"{part.name}")
+        until(lambda: _answers(url, part), f"{part.name}", 120)
         yield url, part
     finally:
         service.web.remove(part)
