@@ -24,7 +24,7 @@ serve: $(RUNTIME) ## install, then run Redis, a worker and a web node here; Ctrl
 # First what may share the machine, then whole services, which fill it and whose seconds count. Both run whatever the other
 # finds; a part from which PYTEST_ADDOPTS leaves nothing (5) is no failure, unless the other has nothing either.
 test: $(DEV) ## install, then run the whole test suite
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/structure tests/integration tests/gpu; parts=$$?; \
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/structure tests/contract tests/integration tests/gpu; parts=$$?; \
 	$(BIN)/python -m pytest tests/acceptance; whole=$$?; \
 	case "$$parts $$whole" in "0 0" | "0 5" | "5 0") ;; *) exit 1 ;; esac
 
