@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test check clients bench bench-engine chaos clean
+.PHONY: help serve test check clients bench bench-engine bench-batch chaos clean
 
 PYTHON ?= python3
 # How many tests run at once, where they may.
@@ -42,6 +42,9 @@ bench: $(DEV) ## measure the relay, the service's cost and the time to first tok
 
 bench-engine: $(DEV) ## measure the engine beside the machine's limits and beside transformers
 	@$(BIN)/python -m ops.bench.engine
+
+bench-batch: $(DEV) ## measure what live requests feel of a batch, and a batch alone (4 minutes); ARGS=--real takes the real model
+	@$(BIN)/python -m ops.bench.batch $(ARGS)
 
 chaos: $(DEV) ## break parts of a busy service and check every answer; ARGS="--help" lists what it can do
 	@$(BIN)/python -m ops.chaos $(ARGS)

@@ -2,6 +2,7 @@
 
 TgqError
 ├── InvalidRequest            422  validation
+│   ├── BadRequest            400  validation
 │   ├── TooLong               422  validation
 │   └── UnknownAdapter        422  validation
 ├── TemplateError             422  template_error
@@ -15,6 +16,8 @@ TgqError
 │   ├── UnknownModel          404  not_found
 │   ├── UnknownModelVersion   404  not_found
 │   ├── UnknownRequest        404  not_found
+│   ├── UnknownFile           404  not_found
+│   ├── UnknownBatch          404  not_found
 │   └── NotResumable          404  not_found
 ├── MethodNotAllowed          405  method_not_allowed
 ├── Overloaded                429  overloaded
@@ -28,6 +31,7 @@ TgqError
 ├── DeadlineExceeded          504  timeout
 ├── Unhealthy                 503  healthcheck
 └── ServiceUnavailable        503  unavailable
+    └── StorageUnavailable    503  unavailable
 
 `status` is the HTTP status, `error_type` the machine word that native TGI clients switch on and that crosses Redis.
 """
@@ -71,6 +75,15 @@ class InvalidRequest(TgqError):
     def __init__(self, reason: str) -> None:
         # TGI's clients and tests match on this prefix.
         super().__init__(f"Input validation error: {reason}")
+
+
+class BadRequest(InvalidRequest):
+    """The request breaks a rule of OpenAI's files and batches, which are refused with the status that is theirs."""
+
+    status = 400
+
+    def __init__(self, message: str) -> None:
+        TgqError.__init__(self, message)
 
 
 class TooLong(InvalidRequest):
@@ -158,6 +171,22 @@ class UnknownModelVersion(NotFound):
 
 class UnknownRequest(NotFound):
     """No request of yours with this id is under way."""
+
+
+class UnknownFile(NotFound):
+    """There is no such file of yours, or not any more."""
+
+    def __init__(self, file_id: str, field: str = "id") -> None:
+        self.field = field
+        """Of the request, that names it."""
+        super().__init__(f"No such file: `{_short(file_id)}`")
+
+
+class UnknownBatch(NotFound):
+    """There is no such batch of yours, or not any more."""
+
+    def __init__(self, batch_id: str) -> None:
+        super().__init__(f"No such batch: `{_short(batch_id)}`")
 
 
 class NotResumable(NotFound):
@@ -248,6 +277,13 @@ class ServiceUnavailable(TgqError):
 
     status = 503
     error_type = "unavailable"
+
+
+class StorageUnavailable(ServiceUnavailable):
+    """The storage of files cannot be used."""
+
+    def __init__(self, reason: str | None = None) -> None:
+        super().__init__("The storage of files cannot be used right now" + (f": {reason}" if reason else ""))
 
 
 _FROM_WORKER: dict[str, type[TgqError]] = {

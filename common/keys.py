@@ -22,6 +22,18 @@
 | {p}:idempotency:{digest}      | hash    | web (idempotent calls) | web                    | by lease, or its setting     |
 | {p}:stream:{digest}           | hash    | web (resumable stream) | web                    | `resume_seconds` unrenewed   |
 | {p}:stream_tokens:{digest}    | list    | web (resumable stream) | web                    | with its hash                |
+| {p}:file:{file}               | string  | web, batch runners     | web, batch runners     | `expires_at` and a day       |
+| {p}:files:{tenant}            | zset    | web, batch runners     | web                    | with the last file in it     |
+| {p}:file_expiry               | zset    | web, batch runners     | batch runners          | entry: when its bytes go     |
+| {p}:file_users:{file}         | set     | web, batch runners     | web                    | with its batches             |
+| {p}:batch:{batch}             | hash    | web, batch runners     | web, batch runners     | `batch_retention` after      |
+| {p}:batch_parts:{batch}       | hash    | batch runners          | batch runners          | with its batch               |
+| {p}:batches:{tenant}          | zset    | web                    | web                    | with the last batch in it    |
+| {p}:waiting_batches:{tenant}  | zset    | web, batch runners     | batch runners          | entry: when it is claimed    |
+| {p}:batch_turns               | zset    | web, batch runners     | batch runners          | entry: when nothing waits    |
+| {p}:held_batches              | zset    | batch runners          | batch runners          | entry: at its end, or claim  |
+| {p}:webhooks                  | zset    | batch runners          | batch runners          | entry: when told or given up |
+| {p}:webhook_tries             | hash    | batch runners          | batch runners          | entry: with that of webhooks |
 | {p}:web                       | channel | web (WebControl)       | all web processes      | -                            |
 | {p}:web:{process}             | channel | web (WebControl)       | one web process        | -                            |
 | {p}:reply:{process}           | channel | workers (StepFrames)   | one web process        | -                            |
@@ -128,6 +140,56 @@ class Keys:
 
     def stream_tokens(self, digest: str) -> str:
         return f"{self.prefix}:stream_tokens:{digest}"
+
+    def file(self, file: str) -> str:
+        return f"{self.prefix}:file:{file}"
+
+    def files(self, tenant: str) -> str:
+        """Ids of all files of one caller."""
+        return f"{self.prefix}:files:{tenant}"
+
+    @property
+    def file_expiry(self) -> str:
+        """`{tenant}/{id}` of every file whose bytes may be in storage, by the Unix seconds they go at."""
+        return f"{self.prefix}:file_expiry"
+
+    def file_users(self, file: str) -> str:
+        """Ids of the open batches whose input it is."""
+        return f"{self.prefix}:file_users:{file}"
+
+    def batch(self, batch: str) -> str:
+        return f"{self.prefix}:batch:{batch}"
+
+    def batch_parts(self, batch: str) -> str:
+        return f"{self.prefix}:batch_parts:{batch}"
+
+    def batches(self, tenant: str) -> str:
+        """Ids of all batches of one caller."""
+        return f"{self.prefix}:batches:{tenant}"
+
+    def waiting_batches(self, tenant: str) -> str:
+        """Ids of those that want a runner."""
+        return f"{self.prefix}:waiting_batches:{tenant}"
+
+    @property
+    def batch_turns(self) -> str:
+        """Callers of whom batches wait, by whose turn it is."""
+        return f"{self.prefix}:batch_turns"
+
+    @property
+    def held_batches(self) -> str:
+        """`{tenant}/{id}` of those that have a runner, by when its lease is out (Unix milliseconds)."""
+        return f"{self.prefix}:held_batches"
+
+    @property
+    def webhooks(self) -> str:
+        """`{tenant}/{id}` of batches whose end is to be told, by when that is due (Unix seconds)."""
+        return f"{self.prefix}:webhooks"
+
+    @property
+    def webhook_tries(self) -> str:
+        """How often that was tried, by the same names."""
+        return f"{self.prefix}:webhook_tries"
 
     @property
     def web(self) -> str:

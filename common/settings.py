@@ -223,6 +223,40 @@ class Settings(BaseSettings):
     )
     """Where the converted default model is kept."""
 
+    # -- batches
+    batch_storage: str = Field(
+        default_factory=lambda: str(
+            Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "tgq" / "batches"
+        ),
+        validation_alias=_ours("batch_storage"),
+    )
+    """Where the files of `/v1/files` and batches' results are: a folder that web nodes and batch runners share, or a URL that
+    fsspec knows, such as `s3://bucket/folder` (with s3fs installed)."""
+    max_file_bytes: int = Field(200 * 2**20, ge=1, validation_alias=_ours("max_file_bytes"))
+    """Largest file of `/v1/files`."""
+    file_retention: float = Field(30 * 86400.0, ge=60, validation_alias=_ours("file_retention"))
+    """Seconds after which a file goes for which nothing else was asked."""
+    batch_retention: float = Field(30 * 86400.0, ge=60, validation_alias=_ours("batch_retention"))
+    """Seconds that a batch can be asked for after its end."""
+    batch_max_requests: int = Field(50_000, ge=1, validation_alias=_ours("batch_max_requests"))
+    """Most requests of one batch."""
+    batch_completion_windows: Annotated[list[Annotated[str, Field(pattern=r"^[1-9]\d{0,5}[smhd]$")]], NoDecode] = Field(
+        ["24h"], min_length=1, validation_alias=_ours("batch_completion_windows")
+    )
+    """What a batch's `completion_window` may be, separated by commas: numbers with `s`, `m`, `h` or `d`."""
+    batch_workers: int = Field(1, ge=0, validation_alias=_ours("batch_workers"))
+    """Batch runners that `tgq serve` starts."""
+    batch_concurrency: int = Field(8, ge=1, validation_alias=_ours("batch_concurrency"))
+    """Batches that one runner works on at once; they take turns."""
+    batch_window: int = Field(1024, ge=1, validation_alias=_ours("batch_window"))
+    """Sequences of one model that a runner has under way at most; else twice as many as the model's workers run at once."""
+    batch_lease_seconds: float = Field(10.0, ge=0.5, validation_alias=_ours("batch_lease_seconds"))
+    """Seconds without a sign of life from its runner after which another one takes over a batch."""
+    batch_webhook_url: str | None = Field(None, pattern=r"^https?://", validation_alias=_ours("batch_webhook_url"))
+    """Where batches that have ended are told with a POST, signed as Standard Webhooks has it."""
+    batch_webhook_secret: SecretStr | None = Field(None, min_length=1, validation_alias=_ours("batch_webhook_secret"))
+    """What they are signed with: `whsec_` and base64, or the very characters."""
+
     # -- logs
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe messages that are logged."""
@@ -253,7 +287,7 @@ class Settings(BaseSettings):
     def _lower(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value
 
-    @field_validator("cors_allow_origin", "lora_adapters", "cuda_graphs", mode="before")
+    @field_validator("cors_allow_origin", "lora_adapters", "cuda_graphs", "batch_completion_windows", mode="before")
     @classmethod
     def _split_list(cls, value: Any) -> Any:
         if isinstance(value, str):
@@ -271,6 +305,8 @@ class Settings(BaseSettings):
                 f"TGQ_WORKER_DEAD_AFTER ({self.worker_dead_after:g}) must be more than TGQ_HEARTBEAT_SECONDS "
                 f"({self.heartbeat_seconds:g})"
             )
+        if self.batch_webhook_url is not None and self.batch_webhook_secret is None:
+            raise ValueError("TGQ_BATCH_WEBHOOK_URL needs TGQ_BATCH_WEBHOOK_SECRET, which its calls are signed with")
         return self
 
     @classmethod

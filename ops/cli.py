@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from common import __version__
+from ops.commands import batch
 from ops.configuration import Configuration
 from ops.options import with_settings
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(batch.app)
 
 
 def _version(wanted: bool) -> None:
@@ -61,6 +63,15 @@ def web(configuration: Configuration) -> int:
 def worker(configuration: Configuration) -> int:
     """Run a worker."""
     from ops.commands.worker import run
+
+    return run(configuration)
+
+
+@app.command("batch-worker")
+@with_settings
+def batch_worker(configuration: Configuration) -> int:
+    """Run a batch runner: it takes batches line by line through the queue, behind live requests."""
+    from ops.commands.batch_worker import run
 
     return run(configuration)
 

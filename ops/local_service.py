@@ -1,4 +1,4 @@
-"""A whole service as child processes of this one, for benchmarks and tests: Redis, workers, web nodes, each on its own."""
+"""A whole service as child processes of this one, for benchmarks and tests: Redis, workers, batch runners, web nodes."""
 
 from __future__ import annotations
 
@@ -67,11 +67,13 @@ class Part:
 
 
 class LocalService:
-    """Starts `tgq worker` and `tgq web` processes on an embedded Redis (or `redis_url`) and stops them again.
+    """Starts `tgq worker`, `tgq batch-worker` and `tgq web` processes on an embedded Redis (or `redis_url`) and stops them
+    again. Files of batches are kept in its directory.
 
     Args:
         web: web nodes, each its own `tgq web` on its own port.
         workers: `tgq worker` processes.
+        batch_workers: `tgq batch-worker` processes.
         settings: environment variables for all of them (`{"MODEL_ID": "scripted"}`).
         append_only: whether the embedded Redis keeps its data over restarts.
     """
@@ -82,6 +84,7 @@ class LocalService:
         *,
         web: int = 1,
         workers: int = 1,
+        batch_workers: int = 0,
         redis_url: str | None = None,
         directory: Path | None = None,
         append_only: bool = False,
@@ -89,11 +92,12 @@ class LocalService:
         self._temporary = tempfile.TemporaryDirectory(prefix="tgq-") if directory is None else None
         self.directory = Path(self._temporary.name) if self._temporary else Path(str(directory))
         self._settings = dict(settings or {})
-        self._counts = (web, workers)
+        self._counts = (web, workers, batch_workers)
         self.redis = None if redis_url else EmbeddedRedis(self.directory / "redis", append_only=append_only)
         self._redis_url = redis_url
         self.web: list[Part] = []
         self.workers: list[Part] = []
+        self.batch_workers: list[Part] = []
         self.urls: list[str] = []
         self._started = 0
 
@@ -118,6 +122,8 @@ class LocalService:
                 self.redis.start()
             for _ in range(self._counts[1]):
                 self.add_worker()
+            for _ in range(self._counts[2]):
+                self.add_batch_worker()
             for _ in range(self._counts[0]):
                 self.add_web()
             self.wait_ready(timeout)
@@ -141,6 +147,11 @@ class LocalService:
         self.workers.append(part)
         return part
 
+    def add_batch_worker(self, settings: Mapping[str, str] | None = None) -> Part:
+        part = self._part("batch-worker", ["batch-worker"], settings or {})
+        self.batch_workers.append(part)
+        return part
+
     def add_web(self, settings: Mapping[str, str] | None = None) -> Part:
         port = free_port("127.0.0.1")
         part = self._part("web", ["web"], {"PORT": str(port), **(settings or {})})
@@ -155,6 +166,7 @@ class LocalService:
             "HOSTNAME": "127.0.0.1",
             "REDIS_URL": self.redis_url,
             "HF_HUB_OFFLINE": "1",
+            "TGQ_BATCH_STORAGE": str(self.directory / "batches"),
             **self._settings,
             **settings,
         }
@@ -168,7 +180,7 @@ class LocalService:
         """
         deadline = time.monotonic() + timeout
         while not self._ready():
-            for part in (*self.web, *self.workers):
+            for part in (*self.web, *self.workers, *self.batch_workers):
                 if not part.alive:
                     raise ServiceFailed(f"{part.name} ended with {part.process.returncode}:\n{part.tail()}")
             if time.monotonic() > deadline:
@@ -189,8 +201,8 @@ class LocalService:
         return True
 
     def stop(self, *, timeout: float = 30.0) -> None:
-        """SIGTERM to web nodes, then workers, then Redis; SIGKILL to what is still there after `timeout` seconds."""
-        for parts in (self.web, self.workers):
+        """SIGTERM to web nodes, then batch runners, workers, Redis; SIGKILL to what is still there after `timeout` seconds."""
+        for parts in (self.web, self.batch_workers, self.workers):
             for part in parts:
                 part.terminate()
             deadline = time.monotonic() + timeout

@@ -20,30 +20,45 @@ async def read_json_body(request: Request, limit: int) -> bytes:
     """The body's bytes, unpacked.
 
     Raises:
-        UnsupportedMediaType: the content type is neither `application/json` nor `application/*+json`, or the body is
-            compressed in a way that is not known here.
+        UnsupportedMediaType: the content type is neither `application/json` nor `application/*+json`.
+        TgqError: see `body_pieces`.
+    """
+    if not _JSON.match(request.content_type or ""):
+        raise UnsupportedMediaType
+    body = bytearray()  # and no list: parts may be single bytes
+    async for piece in body_pieces(request, limit):
+        body += piece
+    return bytes(body)
+
+
+async def body_pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
+    """The body's bytes as they come, unpacked.
+
+    Raises:
+        UnsupportedMediaType: they are compressed in a way that is not known here.
         BodyTimeout: the client stopped sending.
         PayloadTooLarge: more than `limit` bytes, announced, sent or unpacked.
         MalformedBody: it cannot be unpacked.
     """
-    if not _JSON.match(request.content_type or ""):
-        raise UnsupportedMediaType
     coding = (request.get_header("content-encoding") or "identity").strip().lower()
     inflater = Inflater(coding) if coding != "identity" else None
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
     parts = aiter(request.stream)
-    body = bytearray()  # and no list: parts may be single bytes
+    left = limit
     while part := await _next(parts):
-        if inflater is None:
-            _add(body, part, limit)
-            continue
-        for piece in inflater.pieces(part):
-            _add(body, piece, limit)
-            await asyncio.sleep(0)  # a small part may become a large body
+        for piece in (part,) if inflater is None else inflater.pieces(part):
+            left -= len(piece)
+            if left < 0:
+                raise _too_large(limit)
+            yield piece
+            if inflater is not None:
+                await asyncio.sleep(0)  # a small part may become a large body
     if inflater is not None:
-        _add(body, inflater.finish(), limit)
-    return bytes(body)
+        rest = inflater.finish()
+        if len(rest) > left:
+            raise _too_large(limit)
+        yield rest
 
 
 async def _next(parts: AsyncIterator[bytes]) -> bytes:
@@ -53,12 +68,6 @@ async def _next(parts: AsyncIterator[bytes]) -> bytes:
             return await anext(parts, b"")
     except TimeoutError:
         raise BodyTimeout from None
-
-
-def _add(body: bytearray, part: bytes, limit: int) -> None:
-    if len(body) + len(part) > limit:
-        raise _too_large(limit)
-    body += part
 
 
 def _too_large(limit: int) -> PayloadTooLarge:

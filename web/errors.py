@@ -20,10 +20,10 @@ from common.errors import (
     Unhealthy,
     UnsupportedMediaType,
 )
+from common.protocols.dialects import ErrorForm, error_form
 from common.settings import Settings
 from web import sse
 from web.content_coding import ACCEPTED
-from web.dialects import ErrorForm, error_form
 
 log = structlog.get_logger(__name__)
 

@@ -13,19 +13,20 @@ import msgspec
 import structlog
 from falcon.asgi import Request
 
+from common.calls.call import Origin
 from common.client.merged_stream import MergedStream
 from common.client.token_stream import TokenStream
 from common.errors import InvalidRequest, NotResumable, TgqError
+from common.protocols.dialects import ErrorForm
+from common.served_models import ServedModel
 from common.validation import Ask, ValidRequest
 from common.wire import Tokens
 from web import sse
 from web.deadline import Deadline
-from web.dialects import ErrorForm
 from web.disconnect import RequestLifetime
 from web.entry import Entry, enter
 from web.errors import public_error
-from web.kept_stream import KeptStream, Origin, Resumable
-from web.models import ServedModel
+from web.kept_stream import KeptStream, Resumable
 from web.request_record import RequestRecord
 from web.resume import RESUME
 from web.running import RunningRequest

@@ -7,9 +7,9 @@ from redis.exceptions import RedisError
 
 from common.client.generation import GenerationClient
 from common.errors import Unhealthy
+from common.live_workers import LiveWorkers
 from common.wire import WorkerRecord, WorkerState
 from web.drain import Drain
-from web.live_workers import LiveWorkers
 
 
 class WorkerStartup(Struct):

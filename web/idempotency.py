@@ -27,6 +27,7 @@ from common.settings import Settings
 from common.wire import KeptAnswer
 from web.disconnect import RequestLifetime
 from web.errors import public_error
+from web.request_record import RequestRecord
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +53,12 @@ def idempotency_key(request: Request) -> str | None:
 def fingerprint(request: Request, body: bytes) -> str:
     """What makes two requests the same: path and body."""
     return sha256(request.path.encode() + b"\0" + body).hexdigest()
+
+
+def _record(request: Request) -> RequestRecord | None:
+    """Of a generation."""
+    record: RequestRecord | None = getattr(request.context, "record", None)
+    return record
 
 
 class _Run:
@@ -105,7 +112,8 @@ class Idempotency:
         if state == "other":
             raise IdempotencyConflict
         if isinstance(state, KeptAnswer):
-            request.context.record.replayed()
+            if (record := _record(request)) is not None:
+                record.replayed()
             return KeptAnswer(state.version, state.headers | REPLAYED, state.body)
         return await self._lead(request, call, work)
 
@@ -130,7 +138,8 @@ class Idempotency:
                 answer = await work()
                 return answer
             except Exception as error:
-                request.context.record.failed(public_error(error))  # before its record is closed
+                if (record := _record(request)) is not None:
+                    record.failed(public_error(error))  # before it is closed
                 raise
             finally:
                 run.end()

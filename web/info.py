@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from common import __version__
+from common import TGI_VERSION, __version__
 from common.wire import ModelCard
 from web.services import Services
-
-TGI_VERSION = "2.2.1-dev0"
-"""The version of TGI's API spoken here; clients choose by it what they send."""
 
 
 class Info(Struct, frozen=True, kw_only=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -12,6 +11,7 @@ from typing import Self
 from msgspec import Struct
 from redis.exceptions import RedisError
 
+from common.calls.call import Origin
 from common.client.timings import Timings
 from common.client.token_stream import TokenStream
 from common.errors import IncompleteGeneration, RequestCancelled, StreamTakenOver, TgqError
@@ -20,19 +20,6 @@ from common.stream_store import StreamStore
 from common.wire import StoredStream, Tokens, encode_msgpack
 
 _RETRY_SECONDS = 0.25
-
-
-class Origin(Struct, frozen=True):
-    """What an answer is made of beside its request and its tokens."""
-
-    created: int
-    """Unix seconds."""
-    key: str
-    """Unguessable."""
-
-    @classmethod
-    def new(cls) -> Origin:
-        return cls(int(time.time()), secrets.token_hex(12))
 
 
 class Resumable(Struct, frozen=True):

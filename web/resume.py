@@ -20,6 +20,7 @@ from falcon.asgi import Request
 from redis.exceptions import RedisError
 
 from common.background import every, stop_tasks
+from common.calls.call import Origin
 from common.client.generation import GenerationClient
 from common.client.token_stream import TokenStream
 from common.errors import (
@@ -33,7 +34,7 @@ from common.wire import WIRE_VERSION, StoredStream, Tokens
 from web.deadline import Deadline
 from web.disconnect import RequestLifetime
 from web.errors import public_error
-from web.kept_stream import KeptStream, Origin, Resumable
+from web.kept_stream import KeptStream, Resumable
 from web.request_record import RequestRecord
 from web.running import RunningRequests, request_digest
 

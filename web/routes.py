@@ -5,10 +5,12 @@ from __future__ import annotations
 from falcon.asgi import App, Request, Response
 
 from web.openapi.document import build_document
+from web.resources.batches import Batches, BatchEvents, CancelBatch, OneBatch
 from web.resources.chat import ChatCompletions
 from web.resources.chat_tokenize import ChatTokenize
 from web.resources.completions import Completions
 from web.resources.docs import Docs, Documentation, DocumentationResource, OpenApi
+from web.resources.files import FileContent, Files, OneFile
 from web.resources.generate import Generate, GenerateStream, Root
 from web.resources.health import Health, Live, Ready, Startup
 from web.resources.invocations import Invocations
@@ -49,6 +51,13 @@ ROUTES: dict[str, type[Resource]] = {
     "/v1/completions": Completions,
     "/v1/models": Models,
     "/v1/models/{name:path}": OneModel,
+    "/v1/files": Files,
+    "/v1/files/{file_id}": OneFile,
+    "/v1/files/{file_id}/content": FileContent,
+    "/v1/batches": Batches,
+    "/v1/batches/{batch_id}": OneBatch,
+    "/v1/batches/{batch_id}/cancel": CancelBatch,
+    "/v1/batches/{batch_id}/events": BatchEvents,
     # requests by id, whatever their API
     "/v1/requests/{request_id}": OneRequest,
     # Open Inference Protocol

@@ -7,20 +7,22 @@ import asyncio
 from common.admission import Admission
 from common.api_keys import KeyRing
 from common.background import every, stop_tasks
+from common.batches.storage import Storage
+from common.batches.store import BatchStore
 from common.client.generation import GenerationClient
 from common.engine_metrics import EngineTotals
 from common.garbage import settle_heap
 from common.idempotency import CallStore
 from common.key_limits import KeyLimits
+from common.live_workers import LiveWorkers
 from common.metrics import WebMetrics, multiprocess_directory
 from common.redis_clients import async_redis
+from common.served_models import Models
 from common.settings import Settings
 from common.stream_store import StreamStore
 from web.drain import Drain
 from web.health import HealthCheck
 from web.idempotency import Idempotency
-from web.live_workers import LiveWorkers
-from web.models import Models
 from web.reaping import Reaping
 from web.resume import Resumption
 from web.running import RunningRequests
@@ -38,7 +40,7 @@ class Services:
 
     Raises:
         ModelNotFound: the tokenizer's files are not there.
-        ValueError: the limits do not fit the model, or the file of API keys is not right.
+        ValueError: the limits do not fit the model, or the file of API keys or the storage of files is not right.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -59,6 +61,8 @@ class Services:
         self.engine_totals = EngineTotals(multiprocess_directory())
         self.drain = Drain(self.client, settings)
         self.health = HealthCheck(self.client, self.workers, self.drain)
+        self.batches = BatchStore(self.redis, self.keys, settings)
+        self.storage = Storage(settings)
 
     async def start(self) -> None:
         """Connect; when Redis is away the process starts all the same and answers 503 until it is there."""
@@ -88,6 +92,7 @@ class Services:
         await self.admission.close()
         await self.workers.stop()
         self.models.close()
+        self.storage.close()
         await self.redis.aclose()
 
     async def _follow_keys(self) -> None:

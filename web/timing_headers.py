@@ -20,10 +20,16 @@ async def prompt_headers(services: Services, model: str, characters: int, ignore
     """
     card = await services.workers.card(model)
     headers = {"x-compute-type": card.device_type if card else "unknown", "x-compute-characters": str(characters)}
+    return headers | ignored_headers(ignored)
+
+
+def ignored_headers(ignored: list[str]) -> dict[str, str]:
+    """
+    Args:
+        ignored: paths of the keys that had no effect.
+    """
     shown = [name if _PLAIN.fullmatch(name) else "?" for name in ignored[:_IGNORED_SHOWN]]
-    if shown:
-        headers["x-ignored-parameters"] = ", ".join(shown)
-    return headers
+    return {"x-ignored-parameters": ", ".join(shown)} if shown else {}
 
 
 def answer_headers(record: RequestRecord, generated: int) -> dict[str, str]:

@@ -50,6 +50,9 @@ class TokenStream:
         now, unix_now = time.monotonic(), time.time()
         settings = parts.settings
         self._queue_wait = settings.queue_timeout if job.deadline is None else job.deadline - unix_now
+        # Batch jobs give way to interactive ones, even when they run: they may be silent for as long as they may wait.
+        patience = self._queue_wait if job.job_class == "batch" else 0.0
+        self._stall_limit = max(settings.stall_timeout, patience)
         self._total_at = math.inf if timeout is None else now + timeout
         self._give_up_at = now + self._queue_wait
         if timeout is not None and (job.deadline is None or job.deadline > unix_now + timeout):
@@ -218,8 +221,7 @@ class TokenStream:
             self._ask(now)
 
     def _check_worker(self, worker: str, now: float) -> None:
-        limit = self._settings.stall_timeout
-        relay, heard_at = self._parts.relay, self._hearing.progress_at
+        relay, heard_at, limit = self._parts.relay, self._hearing.progress_at, self._stall_limit
         silence = now - max(heard_at, relay.changed_at)
         if now - heard_at > SILENT_STALLS * limit:
             self._fail(IncompleteGeneration("The worker has gone silent", reason="stall"))

@@ -17,6 +17,8 @@ from common.errors import (
     TooLong,
     Unauthorized,
     UnknownAdapter,
+    UnknownBatch,
+    UnknownFile,
     UnknownModel,
 )
 
@@ -50,6 +52,8 @@ def error_response(error: TgqError) -> OpenAIErrorResponse:
         param = named[1]
     if isinstance(error, UnknownModel):
         param = "model"
+    if isinstance(error, (UnknownFile, UnknownBatch)):
+        param = error.field if isinstance(error, UnknownFile) else "id"
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), error.error_type)
     return OpenAIErrorResponse(OpenAIError(error.message, _kind(error), param, code))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
@@ -21,7 +22,7 @@ class BadAnswer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StreamResult:
-    """One stream: times in seconds from the start of the run, and the frames it was sent."""
+    """One stream, or an answer in one piece: times in seconds from the start of the run, and what it was sent."""
 
     first_byte: float
     finished: float
@@ -52,6 +53,8 @@ class _Stream(asyncio.Protocol):
         now = time.perf_counter() - self._started
         raw = b"".join(self._parts)
         head, _, body = raw.partition(b"\r\n\r\n")
+        if b"content-type: application/json" in head.lower():
+            self._first = now
         if exc or not head.startswith(b"HTTP/1.1 200") or self._first is None:
             self.result.set_exception(BadAnswer(f"{exc or head[:200]!r} {body[:300]!r}"))
             return
@@ -72,30 +75,36 @@ def _dechunk(body: bytes) -> bytes:
     return b"".join(parts)
 
 
-def run_streams(url: str, bodies: list[dict[str, object]]) -> list[StreamResult]:
-    """POST all bodies to `url` at once, each on its own connection, and read every stream to its end.
+def run_streams(
+    url: str, bodies: Sequence[dict[str, object]], starts: Sequence[float] | None = None
+) -> list[StreamResult]:
+    """POST all bodies to `url`, each on its own connection, and read every answer to its end.
+
+    Args:
+        starts: when each one is sent, in seconds from the start of the run; all at once when not given.
 
     Raises:
         BadAnswer: a stream was refused or broken.
     """
-    return uvloop.run(_run_streams(url, bodies))
+    return uvloop.run(_run_streams(url, bodies, starts or [0.0] * len(bodies)))
 
 
-async def _run_streams(url: str, bodies: list[dict[str, object]]) -> list[StreamResult]:
+async def _run_streams(url: str, bodies: Sequence[dict[str, object]], starts: Sequence[float]) -> list[StreamResult]:
     address = urlsplit(url)
     loop = asyncio.get_running_loop()
     started = time.perf_counter()
-    streams: list[_Stream] = []
 
-    async def open_one(body: dict[str, object]) -> None:
+    async def run_one(body: dict[str, object], start: float) -> StreamResult:
         payload = json.dumps(body).encode()
         request = (
             f"POST {address.path} HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
         ).encode() + payload
+        if start:
+            await asyncio.sleep(started + start - time.perf_counter())
         stream = _Stream(request, started)
-        streams.append(stream)
         await loop.create_connection(lambda: stream, str(address.hostname), int(address.port or 80))
+        return await stream.result
 
-    await asyncio.gather(*(open_one(body) for body in bodies))
-    return list(await asyncio.wait_for(asyncio.gather(*(stream.result for stream in streams)), PATIENCE))
+    running = asyncio.gather(*(run_one(body, start) for body, start in zip(bodies, starts, strict=True)))
+    return list(await asyncio.wait_for(running, PATIENCE))

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -38,7 +39,7 @@ class Stopped(Exception):
 
 
 class Service:
-    """Redis, workers and a web node as children of this process.
+    """Redis, workers, batch runners and a web node as children of this process.
 
     `stop_signals` counts the requests to stop: the first one stops in order, another one kills.
     """
@@ -54,6 +55,7 @@ class Service:
         self._port = port
         self._model = ModelPreparation(view)
         self._workers: list[Child] = []
+        self._runners: list[Child] = []
         self._web: Child | None = None
 
     def _embedded(self, settings: Settings) -> EmbeddedRedis:
@@ -61,7 +63,15 @@ class Service:
         return EmbeddedRedis(lasting or self._directory / "redis", append_only=lasting is not None)
 
     def run(self) -> int:
-        """Start everything, keep it running until it is told to stop, stop everything.
+        """Start everything, keep it running until it is told to stop, stop everything. See `run_for`."""
+        return self.run_for(self._keep_running)
+
+    def run_for(self, work: Callable[[], None]) -> int:
+        """Start everything, do some work, stop everything.
+
+        Args:
+            work: called when all is ready; it has to call `tend` or `look_after` several times a second, and may end with
+                `Stopped`.
 
         Returns the exit status: 0 after an orderly stop, 130 after a kill.
 
@@ -73,7 +83,7 @@ class Service:
             with contextlib.suppress(Stopped):
                 self._start()
                 self._wait_until_ready()
-                self._keep_running()
+                work()
             return self._stop()
         finally:
             self._kill()
@@ -81,7 +91,7 @@ class Service:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     @property
-    def _address(self) -> str:
+    def address(self) -> str:
         return local_address(self._settings.hostname, self._port)
 
     def _start(self) -> None:
@@ -103,52 +113,70 @@ class Service:
             self._kept_redis = KeptRedis(self._redis, self._view)
             environment["REDIS_URL"] = self._redis.url
             self._settings = self._settings.model_copy(update={"redis_url": self._redis.url})
-        count = self._settings.workers
-        names = [f"worker-{number}" for number in range(1, count + 1)] if count > 1 else ["worker"]
-        self._workers = [Child(name, ["worker"], environment, self._view) for name in names]
+        self._workers = self._several("worker", self._settings.workers, environment)
+        self._runners = self._several("batch-worker", self._settings.batch_workers, environment)
         metrics = {"PROMETHEUS_MULTIPROC_DIR": str(self._directory / "metrics")}
         self._web = Child("web", ["web"], environment | metrics, self._view)
-        for child in (*self._workers, self._web):
+        for child in self._children:
             child.start()
+
+    def _several(self, command: str, count: int, environment: Mapping[str, str]) -> list[Child]:
+        names = [f"{command}-{number}" for number in range(1, count + 1)] if count > 1 else [command][:count]
+        return [Child(name, [command], environment, self._view) for name in names]
 
     def _wait_until_ready(self) -> None:
         next_look = 0.0
         while True:
-            self._tend()
+            self.tend()
             if time.monotonic() >= next_look:
                 if self._healthy():
                     break
                 self._view.progress("loading the model", self._load_progress())
                 next_look = time.monotonic() + LOOK_SECONDS
-            self._pause()
         self._view.done()
         for child in self._children:
             child.works = True
-        print(welcome(self._settings, self._address, embedded_redis=self._redis is not None), flush=True)
 
     def _keep_running(self) -> None:
+        print(welcome(self._settings, self.address, embedded_redis=self._redis is not None), flush=True)
         while True:
-            self._tend()
-            self._pause()
+            self.tend()
 
-    def _tend(self) -> None:
+    def tend(self) -> None:
+        """Look after all parts for a moment.
+
+        Raises:
+            Stopped: the service is told to stop.
+            ChildFailed, RedisUnavailable: see `run_for`.
+        """
+        self._pause()
+        self.look_after()
+
+    def look_after(self) -> None:
+        """Start again what ended; whether the service is told to stop or not. Raises as `tend`."""
         if self._kept_redis is not None:
             self._kept_redis.tend()
         for child in self._children:
             try:
                 child.tend()
             except ChildFailed as error:
-                if child not in self._workers or self._workers == [child] or not child.works:
+                if child in self._runners:
+                    self._runners.remove(child)
+                    self._view.line(f"tgq: going on without a batch runner: {error}")
+                elif child in self._workers and self._workers != [child] and child.works:
+                    self._workers.remove(child)
+                    self._view.line(f"tgq: going on without a worker: {error}")
+                else:
                     raise
-                self._workers.remove(child)
-                self._view.line(f"tgq: going on without a worker: {error}")
 
     def _stop(self) -> int:
-        """Stop in order, so that what still runs has what it needs: web nodes drain, workers finish, Redis goes last."""
+        """Stop in order, so that what still runs has what it needs: web nodes drain, batch runners note how far they
+        are, workers finish, Redis goes last."""
         self._view.done()
-        self._view.line("tgq: stopping; once more to end it at once")
+        if self.stop_signals:
+            self._view.line("tgq: stopping; once more to end it at once")
         self._model.stop()
-        for children in ([self._web] if self._web else [], self._workers):
+        for children in ([self._web] if self._web else [], self._runners, self._workers):
             for child in children:
                 child.terminate()
             deadline = time.monotonic() + self._settings.graceful_termination_timeout + STOP_MARGIN
@@ -174,7 +202,7 @@ class Service:
 
     @property
     def _children(self) -> list[Child]:
-        return [*self._workers, *([self._web] if self._web else [])]
+        return [*self._workers, *self._runners, *([self._web] if self._web else [])]
 
     def _pause(self) -> None:
         if self.stop_signals:
@@ -182,7 +210,7 @@ class Service:
         time.sleep(POLL_SECONDS)
 
     def _healthy(self) -> bool:
-        address = urlsplit(self._address)
+        address = urlsplit(self.address)
         connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=2)
         try:
             connection.request("GET", "/health")

@@ -31,8 +31,12 @@ class View(Protocol):
         """No more progress will come; lines may."""
 
 
-def view_for_stderr() -> View:
-    return TerminalView() if sys.stderr.isatty() else LineView()
+def view_for_stderr(console: Console | None = None) -> View:
+    """
+    Args:
+        console: what other things are shown on, if they are.
+    """
+    return TerminalView(console) if sys.stderr.isatty() else LineView()
 
 
 class LineView:
@@ -62,8 +66,8 @@ class LineView:
 class TerminalView:
     """One bar at the bottom of the terminal, lines above it."""
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
         self._bar: Progress | None = None
         self._task = TaskID(0)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
 from tests.acceptance.native import TIMEOUT
 from tests.event_streams import openai_data
 
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 
 
 def user(text: str) -> dict[str, Any]:

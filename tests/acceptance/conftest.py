@@ -26,6 +26,13 @@ def real_service() -> Iterator[LocalService]:
         yield service
 
 
+@pytest.fixture(scope="session")
+def batch_service() -> Iterator[LocalService]:
+    """One web node, one worker with the scripted model and one batch runner."""
+    with LocalService({"MODEL_ID": "scripted"}, batch_workers=1) as service:
+        yield service
+
+
 # For modules that have a `service` of their own.
 
 

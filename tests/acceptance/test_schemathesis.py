@@ -8,11 +8,13 @@ each time:
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -27,6 +29,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from common.batches.store import BatchStore
+from common.keys import Keys
+from common.redis_clients import async_redis
 from common.settings import Settings
 from ops.local_service import LocalService
 from tests.acceptance.native import another_web_node
@@ -44,8 +49,13 @@ CHECKS = [
     response_schema_conformance,
 ]
 REAL = {"request_id": "nobodys", "model": "scripted", "version": "1", "name": "scripted"}
-"""Path parameters of things that are there."""
-NEEDED = frozenset(("inputs", "text_input", "prompt", "messages", "parameters"))
+"""Path parameters of things that are there; `url` adds those of a file, a batch and, for its events, one that has ended."""
+NEEDED = frozenset(
+    (
+        *("inputs", "text_input", "prompt", "messages", "parameters"),
+        *("file", "purpose", "input_file_id", "endpoint", "completion_window"),
+    )
+)
 
 DOCUMENT = build_document(Settings(), {**ROUTES, **DOCUMENTATION})
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
@@ -56,11 +66,28 @@ POSTED = sum(method == "post" for method, _ in OPERATIONS)
 
 
 @pytest.fixture(scope="module")
-def url(scripted_service: LocalService) -> Iterator[str]:
+def url(scripted_service: LocalService, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A web node that keeps answers short: without a limit in the request they fill the context."""
     short = {"MAX_TOTAL_TOKENS": "160", "MAX_INPUT_TOKENS": "120", "TGQ_DEFAULT_MAX_NEW_TOKENS": "8"}
-    with another_web_node(scripted_service, short) as (url, _):
+    folder = {"TGQ_BATCH_STORAGE": str(tmp_path_factory.mktemp("storage"))}
+    with another_web_node(scripted_service, short | folder) as (url, _):
+        form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", b"{}")}}
+        REAL["file_id"] = httpx.post(f"{url}/v1/files", **form).json()["id"]
+        batch = {"input_file_id": REAL["file_id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        REAL["ended_batch_id"] = httpx.post(f"{url}/v1/batches", json=batch).json()["id"]
+        asyncio.run(end_batch(scripted_service.redis_url))
+        REAL["batch_id"] = httpx.post(f"{url}/v1/batches", json=batch).json()["id"]
         yield url
+
+
+async def end_batch(redis_url: str) -> None:
+    """As a runner does with the only one there is."""
+    settings = Settings.of(redis_url=redis_url)
+    async with async_redis(settings) as client:
+        store = BatchStore(client, Keys(), settings)
+        claim = await store.claim("runner", 60)
+        assert claim is not None
+        await store.update(claim, status="failed")
 
 
 @st.composite
@@ -68,8 +95,12 @@ def likely(draw: st.DrawFn, cases: st.SearchStrategy[Any]) -> Any:
     """Cases with few optional keys and for what is there, which are more often taken."""
     case = draw(cases)
     case.path_parameters = {name: REAL[name] for name in case.path_parameters or {}}
+    if case.path.endswith("/events"):
+        case.path_parameters = {"batch_id": REAL["ended_batch_id"]}
     if isinstance(case.body, dict):
         case.body = thinned(draw, case.body)
+        if "input_file_id" in case.body:
+            case.body["input_file_id"] = REAL["file_id"]
         if "messages" in case.body:
             case.body["messages"] = [{"role": "user", "content": draw(st.text(min_size=1))}]
         if isinstance(case.body.get("parameters"), dict):

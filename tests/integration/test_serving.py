@@ -120,7 +120,7 @@ def test_one_worker_of_several_may_be_given_up(monkeypatch: pytest.MonkeyPatch) 
         deadline = time.monotonic() + 30
         while not condition():
             assert time.monotonic() < deadline
-            service._tend()
+            service.look_after()
             time.sleep(0.01)
 
     try:
@@ -136,6 +136,25 @@ def test_one_worker_of_several_may_be_given_up(monkeypatch: pytest.MonkeyPatch) 
             tend_until(lambda: False)
     finally:
         living.kill()
+        shutil.rmtree(service._directory)
+
+
+def test_a_service_goes_on_without_its_batch_runner() -> None:
+    view = RecordingView()
+    runner = child_running("import sys; print('tgq: no such storage'); sys.exit(2)", view)
+    service = Service(Settings.of(redis_url="redis://127.0.0.1:1/0", port=0), view)
+    service._runners = [runner]
+    runner.start()
+    try:
+        deadline = time.monotonic() + 30
+        while service._runners:
+            assert time.monotonic() < deadline
+            service.look_after()
+            time.sleep(0.01)
+        assert view.lines[-1].startswith("tgq: going on without a batch runner: worker ended with exit status 2")
+        assert view.lines[-1].endswith("tgq: no such storage")
+    finally:
+        runner.kill()
         shutil.rmtree(service._directory)
 
 

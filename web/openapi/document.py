@@ -68,11 +68,18 @@ def build_document(settings: Settings, routes: Mapping[str, type[Resource]]) -> 
             "summary": operation.summary,
             "responses": responses.of(path, operation, protected=protected),
         }
-        described["parameters"] = parameters(*operation.request_headers)
+        described["parameters"] = parameters(*operation.request_headers) + [
+            {"name": name, "in": "query", "required": False, **told} for name, told in operation.query.items()
+        ]
         if operation.description:
             described["description"] = operation.description
         if operation.bodies:
             described["requestBody"] = _body(operation, schemas)
+        if operation.form is not None:
+            described["requestBody"] = {
+                "required": True,
+                "content": {"multipart/form-data": {"schema": operation.form}},
+            }
         if protected:
             described["security"] = [{_KEY: []}] if with_keys else [{_KEY: []}, {}]
         public = _PARAMETER.sub(r"{\1}", path)

@@ -6,6 +6,17 @@ from typing import Any
 
 from common.parameters import MAX_LOGIT_BIASES, MAX_STOP_CHARACTERS, MAX_STOP_TOKEN_IDS
 from common.protocols import open_inference_request, tgi_request
+from common.protocols.openai_batch_request import (
+    ANCHOR,
+    ENDPOINTS,
+    LONGEST_EXPIRY,
+    MAX_METADATA,
+    MAX_METADATA_KEY,
+    MAX_METADATA_VALUE,
+    SHORTEST_EXPIRY,
+    BatchCreate,
+    ExpiresAfter,
+)
 from common.protocols.openai_chat_request import ChatRequest
 from common.protocols.openai_completion_request import CompletionRequest
 from common.settings import Settings
@@ -29,6 +40,19 @@ def limits(settings: Settings) -> dict[type, Limits]:
         open_inference_request.GenerateRequest: {"text_input": prompt},
         # Its temperature and top_p are in the model, as the protocol has them.
         open_inference_request.GenerateParameters: native,
+        BatchCreate: {
+            "endpoint": {"enum": list(ENDPOINTS)},
+            "completion_window": {"enum": list(settings.batch_completion_windows)},
+            "metadata": {
+                "maxProperties": MAX_METADATA,
+                "propertyNames": {"maxLength": MAX_METADATA_KEY},
+                "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE},
+            },
+        },
+        ExpiresAfter: {
+            "anchor": {"enum": [ANCHOR]},
+            "seconds": {"minimum": SHORTEST_EXPIRY, "maximum": LONGEST_EXPIRY},
+        },
         ChatRequest: {**shared, "top_logprobs": {"maximum": settings.max_top_logprobs}},
         CompletionRequest: {
             **shared,

@@ -84,6 +84,10 @@ class Operation(Struct, frozen=True, kw_only=True):
     description: str = ""
     body: type[RequestModel] | tuple[type[RequestModel], ...] = ()
     """The request's model; several where the body's keys decide."""
+    form: dict[str, Any] | None = None
+    """The schema of a form, where that is the body."""
+    query: dict[str, dict[str, Any]] = {}
+    """What may be in the address: name -> description and schema."""
     answer: Any = ()
     """The type of a whole answer, or several; none for an answer without a body or one that is always a stream."""
     media_type: str = "application/json"
@@ -92,6 +96,8 @@ class Operation(Struct, frozen=True, kw_only=True):
     """The type of each event's data, or several, where the answer is or may be a stream."""
     done: bool = False
     """A stream ends with `[DONE]`."""
+    resumable: bool = True
+    """Where the answer may be a stream: it can be gone on with."""
     headers: tuple[str, ...] = ()
     """Of a successful answer, those that a stream has too."""
     whole_headers: tuple[str, ...] = ()
@@ -119,7 +125,7 @@ class Operation(Struct, frozen=True, kw_only=True):
 
     @property
     def all_errors(self) -> Errors:
-        return self.errors + RESUME_ERRORS if self.event_types else self.errors
+        return self.errors + RESUME_ERRORS if self.event_types and self.resumable else self.errors
 
     @property
     def request_headers(self) -> list[str]:
@@ -128,7 +134,7 @@ class Operation(Struct, frozen=True, kw_only=True):
             names.append("idempotency-key")
         if DeadlineExceeded in self.errors:
             names.append("x-request-timeout")
-        if self.event_types:
+        if self.event_types and self.resumable:
             names += ["x-tgq-resume", "last-event-id"]
         return names
 

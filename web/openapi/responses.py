@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from common.errors import TgqError, Unauthorized
 from common.protocols import open_inference_answer, openai_errors, tgi_answer
+from common.protocols.dialects import ErrorForm, error_form
 from common.settings import Settings
 from web import sse
-from web.dialects import ErrorForm, error_form
 from web.openapi.headers import references
 from web.openapi.operation import LIMIT_HEADERS, Operation
 from web.openapi.schemas import Schemas

@@ -165,9 +165,9 @@ _STANDARD = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "
 _KEYWORDS = {
     "number": ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"),
     "integer": ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"),
-    "string": ("minLength", "maxLength"),
+    "string": ("minLength", "maxLength", "enum"),
     "array": ("minItems", "maxItems", "items"),
-    "object": ("maxProperties",),
+    "object": ("maxProperties", "propertyNames", "additionalProperties"),
 }
 """Which keywords limit which type."""
 

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 from falcon.asgi import Request, Response
 
+from common.calls.call import Origin
 from common.protocols import tgi_rules
 from common.protocols.tgi_answer import AnswerFold
 from common.protocols.tgi_request import CompatGenerateRequest, GenerateRequest
+from common.served_models import ServedModel
 from common.settings import Settings
 from common.validation import Ask, ValidRequest
-from web.kept_stream import Origin
-from web.models import ServedModel
 from web.resources.generation import GenerationResource
 
 
 class GenerateCall:
-    """See `web.resources.generation.Call`."""
+    """See `common.calls.call.Call`."""
 
     last = b""
 

@@ -2,63 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
 from falcon.asgi import Request, Response
 
+from common.calls.call import Call
 from common.errors import InvalidRequest
+from common.protocols.dialects import error_form
 from common.protocols.json_body import Model
-from common.validation import Ask, ValidRequest
-from common.wire import WIRE_VERSION, KeptAnswer, Tokens
+from common.wire import WIRE_VERSION, KeptAnswer
 from web import sse
-from web.dialects import error_form
 from web.generation import Generation, begin_record, open_generation
 from web.idempotency import HEADER, idempotency_key
-from web.kept_stream import Origin, Resumable
-from web.models import ServedModel
+from web.kept_stream import Resumable
 from web.resources.resource import Resource, write_json
 from web.resume import LAST_EVENT, RESUME
 from web.timing_headers import answer_headers, prompt_headers
-
-
-class Fold(Protocol):
-    """Folds the events of a request, in order: pure, one for each request."""
-
-    def stream_events(self, event: Tokens) -> list[bytes]:
-        """The JSON of the stream events that tell these tokens."""
-
-    def body(self, events: Sequence[Tokens]) -> bytes:
-        """The JSON of the whole answer."""
-
-    @property
-    def generated_tokens(self) -> int:
-        """Of the answer, once `body` has made it."""
-
-
-class Call(Protocol):
-    """One parsed request of some API, up to its answer."""
-
-    model: ServedModel
-    stream: bool
-    sequences: int
-    """To be generated, all prompts and children together."""
-    characters: int
-    """Of the prompts as they were sent."""
-    ignored: list[str]
-    """Paths of the keys that had no effect."""
-    last: bytes
-    """The data of an event that a stream ends with, after its last token; none if empty."""
-
-    async def asks(self) -> Sequence[Ask]:
-        """What is asked for, one for each prompt.
-
-        Raises:
-            InvalidRequest: a value breaks a rule.
-        """
-
-    def fold(self, requests: Sequence[ValidRequest], origin: Origin) -> Fold:
-        """Makes the answer to the requests that `asks` became; the same again from the same origin and tokens."""
 
 
 class GenerationResource(Resource):

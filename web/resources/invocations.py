@@ -6,15 +6,15 @@ import asyncio
 
 from falcon.asgi import Request, Response
 
+from common.calls.call import Call
+from common.calls.chat import ChatCall
+from common.calls.completion import CompletionCall
 from common.protocols.invocation import read_invocation
 from common.protocols.openai_chat_request import ChatRequest
 from common.protocols.openai_completion_request import CompletionRequest
 from web.generation import begin_record
-from web.resources.chat import ChatCall
-from web.resources.completions import CompletionCall
 from web.resources.generate import GenerateCall
-from web.resources.generation import Call, GenerationResource
-from web.resources.openai import answer_head
+from web.resources.generation import GenerationResource
 
 
 class Invocations(GenerationResource):
@@ -27,10 +27,10 @@ class Invocations(GenerationResource):
         match body:
             case ChatRequest():
                 chosen = await models.find(body.model, request.context.key)
-                call = ChatCall(body, chosen, settings, answer_head(request, "chatcmpl", chosen))
+                call = ChatCall(body, chosen, settings, request.context.request_id)
             case CompletionRequest():
                 chosen = await models.find(body.model, request.context.key)
-                call = CompletionCall(body, chosen, settings, answer_head(request, "cmpl", chosen))
+                call = CompletionCall(body, chosen, settings, request.context.request_id)
             case _:
                 call = GenerateCall(body, models.default, settings, stream=body.stream, in_array=not body.stream)
         await self.respond(request, response, call)

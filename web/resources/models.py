@@ -6,7 +6,7 @@ from falcon.asgi import Request, Response
 
 from common.errors import UnknownModel
 from common.protocols.openai_models import Model, model, model_body, model_list
-from web.models import DEFAULT_NAMES
+from common.served_models import DEFAULT_NAMES
 from web.resources.resource import Resource, write_json
 
 

@@ -14,22 +14,22 @@ import msgspec
 from falcon.asgi import Request, Response
 
 from common import __version__
+from common.calls.call import Origin
 from common.errors import InvalidRequest, UnknownModelVersion
 from common.protocols import open_inference_answer as answers
 from common.protocols import open_inference_rules as rules
 from common.protocols.open_inference_answer import OpenInferenceFold
 from common.protocols.open_inference_request import GenerateRequest
+from common.served_models import Chosen
 from common.settings import Settings
 from common.validation import Ask, ValidRequest
-from web.kept_stream import Origin
-from web.models import Chosen
 from web.resources.generation import GenerationResource
 from web.resources.resource import Resource, write_json
 from web.services import Services
 
 
 class OpenInferenceCall:
-    """See `web.resources.generation.Call`."""
+    """See `common.calls.call.Call`."""
 
     last = b""
 

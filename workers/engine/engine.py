@@ -171,10 +171,12 @@ class Engine:
                 forwarded = self._clock()
                 rows, outcome = result
                 sampled = self._advance(rows, outcome)
+                ended = self._clock()
+                self._scheduler.pace.took(sum(row.count for row in rows), ended - started)
                 self._recorder.succeeded(
                     method,
                     forward=forwarded - started,
-                    decode=self._clock() - forwarded,
+                    decode=ended - forwarded,
                     prompt_tokens=sum(map(_prompt_tokens, rows)),
                     generated_tokens=sampled,
                 )

@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 STATS_SECONDS = 0.25
 SIGN_OF_LIFE_SECONDS = 1.0
 """An engine with work sends something this often even while nothing is due."""
+Loader = Callable[[Settings, Callable[[str, float], None]], tuple[ModelRunner, Tokenizer]]
 EXIT_BROKEN = 1
 EXIT_NOT_LOADED = 3
 
@@ -67,7 +68,7 @@ def load(settings: Settings, progress: Callable[[str, float], None]) -> tuple[Mo
     return runner, Tokenizer(find_model(settings, weights=False))
 
 
-def run(connection: Connection, settings: Settings) -> None:
+def run(connection: Connection, settings: Settings, load: Loader = load) -> None:
     """Be the engine process until told to leave; `connection` is the worker's pipe."""
     # Ctrl-C reaches the whole process group; the worker decides when its engine leaves.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

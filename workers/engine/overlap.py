@@ -121,7 +121,7 @@ class Pipeline:
 def following(plan: StepPlan, scheduler: Scheduler, alive: Alive) -> StepPlan | None:
     """The step after `plan`, which is under way and gives each row a token; None where the scheduler has to decide."""
     rows = [row for row in plan.rows if alive(row.sequence)]
-    if len(rows) != len(scheduler.running) or scheduler.can_admit():
+    if len(rows) + plan.left_out != len(scheduler.running) or scheduler.can_admit():
         return None
     after = []
     for row in rows:
@@ -135,7 +135,7 @@ def following(plan: StepPlan, scheduler: Scheduler, alive: Alive) -> StepPlan | 
                 return None
             sequence.blocks.extend(more)
         after.append(Row(sequence, position, 1, 1))
-    return StepPlan(after) if after else None
+    return StepPlan(after, left_out=plan.left_out) if after else None
 
 
 def computed(rows: Many[Row], outcome: Outcome) -> Iterator[tuple[Row, FloatArray, Choice | None]]:

@@ -45,6 +45,8 @@ class StepPlan:
     rows: list[Row]
     copies: list[Copy] = field(default_factory=list)
     """To be made before the rows are computed, all sources read before any target is written."""
+    left_out: int = 0
+    """Running `batch` sequences that wait for a step with more room."""
 
     @property
     def tokens(self) -> int:

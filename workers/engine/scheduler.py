@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import insort
 from collections.abc import Callable, Iterable
 
+from workers.engine.batch_pace import BatchPace
 from workers.engine.block_pool import BlockPool
 from workers.engine.plan import Copy, Row, StepPlan
 from workers.engine.sequence import Sequence
 
 AGEING_SECONDS = 60.0
-"""A `batch` sequence that nothing was computed for in this time, all in all, counts as interactive from then on."""
+"""A `batch` sequence that nothing was computed for in this time, all in all, counts as interactive from then on; one of
+them at a time."""
 _PROMPT_LOGPROBS_CHUNK = 256
 """Prompt tokens per step of a sequence that wants their log probabilities: each one is a row of logits."""
 
@@ -35,6 +38,10 @@ class Scheduler:
     preempted for growth admits nothing, one that preempted at all no `batch`. The first of all always goes on, so
     everything comes to an end; and a `batch` sequence that has waited for `AGEING_SECONDS` is an interactive one.
 
+    Live traffic first. A step that computes prompt tokens of an interactive sequence, or its first token, has no `batch`
+    rows; and while interactive sequences come, no step has more of them than keeps it short (`pace`): whoever arrives
+    waits for the step under way.
+
     Prefix. A sequence begins with the keys and values of the longest beginning of its ids that some block still holds (at
     least one token is left to compute), or with those of a running sequence with the same prompt (`Sequence.parent`).
     Scattered blocks are shared, except the last one when it is not full, which is copied; extents are copied into.
@@ -50,6 +57,7 @@ class Scheduler:
         self.pool = pool
         self.max_batch_size = max_batch_size
         self.max_prefill_tokens = max_prefill_tokens
+        self.pace = BatchPace(max_prefill_tokens + max_batch_size)
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.prefix_asked_tokens = 0
@@ -116,28 +124,48 @@ class Scheduler:
         """
         self._age(now)
         draft = _Draft(self.max_prefill_tokens, now)
-        for rank in (0, 1):
-            self._continue(draft, rank, due)
-            self._admit_waiting(draft, rank, due)
-        return StepPlan(draft.rows, [Copy(source, target) for target, source in draft.source_of.items()])
+        if any(sequences and sequences[0].rank == 0 for sequences in (self.running, self.waiting)):
+            self.pace.live(now)
+        self._fill(draft, 0, due)
+        if any(row.count > 1 or not row.sequence.generated for row in draft.rows):
+            for sequence in self.running:
+                if sequence.rank:
+                    sequence.wait(now)
+        else:
+            draft.room = self.pace.tokens(now)
+            self._fill(draft, 1, due)
+        copies = [Copy(source, target) for target, source in draft.source_of.items()]
+        return StepPlan(draft.rows, copies, draft.left_out)
+
+    def _fill(self, draft: _Draft, rank: int, due: Due) -> None:
+        self._continue(draft, rank, due)
+        self._admit_waiting(draft, rank, due)
 
     def _age(self, now: float) -> None:
         for sequence in self.waiting:
             sequence.wait(now)
-        aged = [s for s in (*self.running, *self.waiting) if s.rank and s.waited(now) >= AGEING_SECONDS]
-        for sequence in aged:
-            sequence.rank = 0
-        if aged:
+        everyone = (*self.running, *self.waiting)
+        aged = next((s for s in everyone if s.rank and s.waited(now) >= AGEING_SECONDS), None)
+        # Where one waits too long, many do: all at once they would be in the way of live requests.
+        if aged is not None and all(s.rank or s.job.job_class == "interactive" for s in everyone):
+            aged.rank = 0
             self.running.sort(key=_place)
             self.waiting.sort(key=_place)
 
     def _continue(self, draft: _Draft, rank: int, due: Due) -> None:
         """Running sequences: one token each, then chunks."""
-        scheduled = [s for s in self.running if s.rank == rank and due(s) <= draft.now]
+        ready = [s for s in self.running if s.rank == rank and due(s) <= draft.now]
+        scheduled = ready[: draft.room]
+        draft.left_out = len(ready) - len(scheduled)
         # In their order, so that a victim, the last one running, is never one that has its row.
         size = self.pool.block_size
         kept = [s for s in scheduled if len(s.ids) <= len(s.blocks) * size or self._grow(s, draft)]
-        draft.rows.extend(Row(s, s.computed, 1, 1) for s in kept if s.remaining == 1)
+        decoding = [s for s in kept if s.remaining == 1]
+        draft.room -= len(decoding)
+        draft.rows.extend(Row(s, s.computed, 1, 1) for s in decoding)
+        if rank:
+            for sequence in decoding:
+                sequence.go_on(draft.now)
         for sequence in kept:
             if sequence.remaining > 1:
                 draft.add_chunk(sequence)
@@ -158,7 +186,7 @@ class Scheduler:
     def _admit_waiting(self, draft: _Draft, rank: int, due: Due) -> None:
         if draft.preempted:
             return
-        while draft.budget > 0 and self.waiting and self.waiting[0].rank == rank:
+        while draft.budget > 0 and draft.room > 0 and self.waiting and self.waiting[0].rank == rank:
             sequence = self.waiting[0]
             if not self._fits(sequence):
                 if not self._would_fit(sequence):
@@ -252,6 +280,10 @@ class _Draft:
         self.now = now
         self.budget = budget
         """Prompt tokens that may still be added."""
+        self.room = sys.maxsize
+        """Tokens of any kind that may."""
+        self.left_out = 0
+        """Running sequences that there was no such room for."""
         self.rows: list[Row] = []
         self.source_of: dict[int, int] = {}
         """By block that is to have a copy: the block that has the content before the step."""
@@ -268,12 +300,16 @@ class _Draft:
         if self.budget <= 0:
             sequence.wait(self.now)
             return
+        if self.room <= 0:
+            return
         sequence.go_on(self.now)
         all_logits = sequence.wants_prompt_logprobs
-        count = min(sequence.remaining, self.budget, _PROMPT_LOGPROBS_CHUNK if all_logits else self.budget)
+        most = _PROMPT_LOGPROBS_CHUNK if all_logits else self.budget
+        count = min(sequence.remaining, self.budget, self.room, most)
         logits = count if all_logits else int(count == sequence.remaining)
         self.rows.append(Row(sequence, sequence.computed, count, logits))
         self.budget -= count
+        self.room -= count
 
 
 def _place(sequence: Sequence) -> tuple[int, int, int]:

@@ -31,6 +31,7 @@ from common.wire import (
     Frame,
     FrameBody,
     Job,
+    JobClass,
     ModelCard,
     Release,
     Resend,
@@ -88,6 +89,7 @@ class FakeWorker:
         self.model = settings.model_name
         self.card: ModelCard | None = None
         """What it says of its model; without one it says nothing."""
+        self.job_class: JobClass = "interactive"
         self.keys = Keys(settings.key_prefix)
         self.redis = async_redis(settings)
         self._take_one = self.redis.register_script(TAKE_ONE)
@@ -159,7 +161,7 @@ class FakeWorker:
     # -- inside
 
     async def _take(self) -> None:
-        queue = self.keys.queue(self.model, "interactive")
+        queue = self.keys.queue(self.model, self.job_class)
         while True:
             message = None
             await self._awake.wait()

@@ -200,7 +200,7 @@ async def test_a_push_whose_answer_was_lost_is_not_repeated(redis_url: str) -> N
 
     def attempt(number: int, *losses: str, message: SentMessage | None = None) -> NextAttempt:
         following = msgspec.structs.replace(job, attempt=number)
-        return NextAttempt(following, QUEUE, "worker_lost", losses, False, requester, message)
+        return NextAttempt(following, QUEUE, "worker_lost", losses, False, False, requester, message)
 
     async def push(following: NextAttempt) -> int:
         resender = Resender(redis, KEYS, settings, ClientCounters())

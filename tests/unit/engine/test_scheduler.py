@@ -68,6 +68,9 @@ def test_interactive_before_batch_then_by_arrival() -> None:
     add(scheduler, "young", 2, arrival=4)
     add(scheduler, "old", 2, arrival=2)
     add(scheduler, "young batch", 2, arrival=3, job_class="batch")
+    step = plan(scheduler)
+    assert [name for name, *_ in shown(step)] == ["old", "young"]
+    advance(step)
     assert [name for name, *_ in shown(plan(scheduler))] == ["old", "young", "old batch"]
 
 
@@ -259,7 +262,7 @@ def test_interactive_takes_the_place_of_batch_at_once(contiguous: bool) -> None:
     add(scheduler, "urgent", 3, arrival=9)
     assert scheduler.can_admit()
     # The last one yields in the same step, and its place in the queue is kept.
-    assert grow(scheduler, 1) == [["urgent", "batch 0", "batch 1"]]
+    assert grow(scheduler, 2) == [["urgent"], ["urgent", "batch 0", "batch 1"]]
     assert [(s.job.id, s.computed) for s in scheduler.waiting] == [("batch 2", 0)]
     add(scheduler, "batch 3", 3, arrival=3, job_class="batch")
     assert [s.job.id for s in scheduler.waiting] == ["batch 2", "batch 3"]
@@ -317,17 +320,6 @@ def test_batch_that_waited_long_counts_as_interactive() -> None:
     assert first_of(AGEING_SECONDS) == "old batch"
     # And it keeps its place.
     assert first_of(AGEING_SECONDS + 1) == "old batch"
-
-
-def test_batch_prefills_get_what_interactive_ones_leave() -> None:
-    scheduler = make_scheduler(prefill=10)
-    add(scheduler, "batch", 30, job_class="batch")
-    assert shown(plan(scheduler)) == [("batch", 0, 10, 0)]
-    add(scheduler, "a", 16, arrival=1)
-    step = plan(scheduler)
-    assert shown(step) == [("a", 0, 10, 0)]
-    advance(step)
-    assert shown(plan(scheduler)) == [("a", 10, 6, 1), ("batch", 0, 4, 0)]
 
 
 # -- beginnings

@@ -13,12 +13,12 @@ from common.chat_template import ChatTemplate
 from common.errors import ServiceUnavailable, UnknownModel
 from common.grammar_checker import GrammarChecker
 from common.limits import Limits, resolve_limits
+from common.live_workers import LiveWorkers
 from common.model_files import ModelFiles, find_model
 from common.settings import Settings
 from common.tokenizer import Tokenizer
 from common.validation import Validator
 from common.wire import ModelCard
-from web.live_workers import LiveWorkers
 
 log = structlog.get_logger(__name__)
 

@@ -6,10 +6,10 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from common.keys import Keys
+from common.live_workers import LiveWorkers
 from common.redis_clients import async_redis
 from common.settings import Settings
 from common.wire import ModelCard, WorkerRecord
-from web.live_workers import LiveWorkers
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ async def test_a_model_is_remembered_as_long_as_a_request_for_it_may_wait(
     async def look(*_: object) -> list[WorkerRecord]:
         return live
 
-    monkeypatch.setattr("web.live_workers.time.monotonic", lambda: now)
-    monkeypatch.setattr("web.live_workers.live_workers", look)
+    monkeypatch.setattr("common.live_workers.time.monotonic", lambda: now)
+    monkeypatch.setattr("common.live_workers.live_workers", look)
     assert (await workers.recent_cards()).keys() == {"m"}
     live = []
     for later, names in ((1.0, {"m"}), (300.0, {"m"}), (300.5, set())):

@@ -1,4 +1,4 @@
-"""The live workers as this web process sees them: asked when somebody wants to know, at most a few times a second."""
+"""The live workers as this process sees them: asked when somebody wants to know, at most a few times a second."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""What `tgq batch` is made of: a client of the files and batches of a service, and what people see of a batch."""
