@@ -32,7 +32,7 @@ from ops.local_service import LocalService
 from tests.acceptance.native import another_web_node
 from tests.contract.recording import events
 from web.openapi.document import build_document
-from web.routes import DOCUMENTATION, ROUTES
+from web.routes import DOCUMENTATION, PLAYGROUND, ROUTES
 
 ASKED_FOR = os.environ.get("TGQ_SCHEMATHESIS_CASES")
 CASES = int(ASKED_FOR or 300)
@@ -43,11 +43,11 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-REAL = {"request_id": "nobodys", "model": "scripted", "version": "1", "name": "scripted"}
+REAL = {"request_id": "nobodys", "model": "scripted", "version": "1", "name": "scripted", "file": "main.js"}
 """Path parameters of things that are there."""
 NEEDED = frozenset(("inputs", "text_input", "prompt", "messages", "parameters"))
 
-DOCUMENT = build_document(Settings(), {**ROUTES, **DOCUMENTATION})
+DOCUMENT = build_document(Settings(), {**ROUTES, **PLAYGROUND, **DOCUMENTATION})
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 OPERATIONS = [
     (method, path) for path, methods in DOCUMENT["paths"].items() for method in methods if method != "parameters"
