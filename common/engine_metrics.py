@@ -149,7 +149,7 @@ def _of_models(name: str, help_text: str, values: Mapping[str, float]) -> Metric
 
 
 def _workers(records: Sequence[WorkerRecord]) -> Metric:
-    states = Counter({"starting": 0, "ready": 0, "restarting": 0, "draining": 0})
+    states = Counter({"starting": 0, "ready": 0, "restarting": 0, "draining": 0, "drained": 0})
     states.update(record.state for record in records)
     family = GaugeMetricFamily("tgq_workers", "Live workers", labels=["state"])
     for state, count in states.items():

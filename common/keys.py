@@ -39,6 +39,7 @@
 | {p}:reply:{process}           | channel | workers (StepFrames)   | one web process        | -                            |
 | {p}:control                   | channel | submitters (Control)   | all workers            | -                            |
 | {p}:control:{worker}          | channel | submitters (Control)   | one worker             | -                            |
+| {p}:answers:{question}        | list    | workers (HeldJobs)     | `tgq running` ...      | ANSWERS_SECONDS              |
 | {p}:dead                      | list    | reaper                 | people                 | trimmed to DEAD_JOBS_KEPT    |
 
 A queue is a list for each tenant (the very name is that of the tenant ""; others' names are percent-encoded) and what is beside
@@ -56,8 +57,9 @@ unacked hash and on the channels; `{p}:dead` keeps headers, not bodies. Only whe
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from common.wire import JobClass
 
@@ -66,6 +68,7 @@ ATTEMPTS_SECONDS = 3600
 CANCELLED_SECONDS = 3600
 CANCELLED_RUNNING_SECONDS = 120
 """Of a job that a worker has: what is left to hear of it is a worker that was away, and lets it go when it is back."""
+ANSWERS_SECONDS = 10
 DEAD_JOBS_KEPT = 1000
 
 
@@ -78,6 +81,17 @@ class Keys:
     def queue(self, model: str, job_class: JobClass) -> str:
         # Readable, and no two models share one.
         return f"{self.prefix}:queue:{quote(model, safe='/')}:{job_class}"
+
+    @property
+    def queues(self) -> str:
+        """Pattern of all names that begin like a queue's."""
+        return f"{self.prefix}:queue:*"
+
+    def model_of(self, name: bytes | str) -> str | None:
+        """The model whose queue, or what is beside it, has this name."""
+        text = name.decode() if isinstance(name, bytes) else name
+        found = re.match(f"{re.escape(self.prefix)}:queue:([^:]+):", text)
+        return unquote(found[1]) if found else None
 
     @staticmethod
     def tenant_queue(queue: str, tenant: str) -> str:
@@ -197,6 +211,10 @@ class Keys:
 
     def web_of(self, process: str) -> str:
         return f"{self.prefix}:web:{process}"
+
+    def answers(self, question: str) -> str:
+        """Where workers answer an operator."""
+        return f"{self.prefix}:answers:{question}"
 
     def reply(self, process: str) -> str:
         return f"{self.prefix}:reply:{process}"

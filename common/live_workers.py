@@ -140,4 +140,4 @@ class LiveWorkers:
 
 def _all_start(records: list[WorkerRecord], model: str) -> bool:
     states = {record.state for record in records if record.model == model}
-    return "starting" in states and states <= {"starting", "draining"}
+    return "starting" in states and states <= {"starting", "draining", "drained"}

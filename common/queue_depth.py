@@ -68,6 +68,11 @@ async def oldest_age(client: redis.asyncio.Redis, queue: str) -> float:
     return float(cast("bytes | str", await client.eval(_OLDEST, 1, queue)))
 
 
+def oldest_age_sync(client: redis.Redis, queue: str) -> float:
+    """As `oldest_age`, for code without an event loop."""
+    return float(cast("bytes | str", client.eval(_OLDEST, 1, queue)))
+
+
 def retry_after(seconds: float) -> int:
     """A wait as a `Retry-After`: whole seconds, 1 to `LONGEST_RETRY_AFTER`."""
     return max(1, min(LONGEST_RETRY_AFTER, math.ceil(seconds)))

@@ -166,6 +166,9 @@ class Settings(BaseSettings):
     """Seconds of `graceful_termination_timeout` that a web node told to stop goes on answering, with 503, whether requests run
     or not: what load balancers need to see it go."""
 
+    playground: bool = Field(True, validation_alias=_ours("playground"))
+    """Serve `/playground`, a page to try the models on."""
+
     # -- time limits of a request
     queue_timeout: float = Field(300.0, gt=0, validation_alias=_ours("queue_timeout"))
     """Seconds a request may wait until a worker accepts it."""

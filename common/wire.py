@@ -26,7 +26,8 @@ WIRE_VERSION = 1
 
 JobClass = Literal["interactive", "batch"]
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
-WorkerState = Literal["starting", "ready", "restarting", "draining"]
+WorkerState = Literal["starting", "ready", "restarting", "draining", "drained"]
+"""draining: takes nothing more and still has jobs; drained: has none left, and waits to be stopped or told to go on."""
 
 
 class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -220,7 +221,19 @@ class Release(Struct, frozen=True, tag="release"):
     requests: list[str]
 
 
-Control = Cancel | Resend | Release
+class Pause(Struct, frozen=True, tag="pause"):
+    """An operator's: take no more jobs, or take them again."""
+
+    paused: bool
+
+
+class ListJobs(Struct, frozen=True, tag="list_jobs"):
+    """An operator's: say in the list `answers` what you hold (`common.held_jobs`)."""
+
+    answers: str
+
+
+Control = Cancel | Resend | Release | Pause | ListJobs
 
 
 # -- a worker about its model and engine -------------------------------------------------------------------------------

@@ -88,6 +88,98 @@ def ps(
     return run(configuration, as_json=as_json)
 
 
+@app.command(name="worker-health")
+@with_settings
+def worker_health(
+    configuration: Configuration,
+    loaded: Annotated[bool, typer.Option("--loaded", help="Fail until the model has been loaded.")] = False,
+) -> int:
+    """Tell whether the worker of this host lives, for the probes of containers; exits with 0 when it does."""
+    from ops.commands.worker_health import run
+
+    return run(configuration, loaded=loaded)
+
+
+@app.command()
+@with_settings
+def queue(
+    configuration: Configuration,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Show what waits for the workers, by model and class."""
+    from ops.commands.fleet import queue as run
+
+    return run(configuration, as_json=as_json)
+
+
+@app.command()
+@with_settings
+def running(
+    configuration: Configuration,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """List the requests that workers hold, with their progress; never what they say."""
+    from ops.commands.fleet import running as run
+
+    return run(configuration, as_json=as_json)
+
+
+@app.command()
+@with_settings
+def cancel(
+    configuration: Configuration,
+    requests: Annotated[
+        list[str], typer.Argument(metavar="REQUEST...", help="Ids from `tgq running`, or their beginnings.")
+    ],
+) -> int:
+    """Cancel requests; their callers get an error that says so."""
+    from ops.commands.fleet import cancel as run
+
+    return run(configuration, requests)
+
+
+@app.command()
+@with_settings
+def drain(
+    configuration: Configuration,
+    names: Annotated[
+        list[str], typer.Argument(metavar="WORKER...", help="Ids from `tgq ps`, or their beginnings or ends.")
+    ],
+    wait: Annotated[float | None, typer.Option(help="Wait so many seconds for their last job to end.")] = None,
+) -> int:
+    """Let workers take nothing more; what they hold goes on. `tgq undrain` undoes it."""
+    from ops.commands.fleet import drain as run
+
+    return run(configuration, names, wait=wait)
+
+
+@app.command()
+@with_settings
+def undrain(
+    configuration: Configuration,
+    names: Annotated[
+        list[str], typer.Argument(metavar="WORKER...", help="Ids from `tgq ps`, or their beginnings or ends.")
+    ],
+) -> int:
+    """Let drained workers take jobs again."""
+    from ops.commands.fleet import undrain as run
+
+    return run(configuration, names)
+
+
+@app.command()
+@with_settings
+def top(
+    configuration: Configuration,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option(help="Look once and leave.")] = False,
+) -> int:
+    """Watch workers, queues and rates, like the system's own top; Ctrl-C leaves."""
+    from ops.commands.top import run
+
+    return run(configuration, interval=interval, once=once)
+
+
 @app.command()
 @with_settings
 def env(

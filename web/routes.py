@@ -25,6 +25,7 @@ from web.resources.open_inference import (
     ServerMetadata,
     ServerReady,
 )
+from web.resources.playground import Playground, PlaygroundFile, Status
 from web.resources.requests import OneRequest
 from web.resources.resource import Resource
 from web.resources.service import Info, Metrics
@@ -75,6 +76,12 @@ ROUTES: dict[str, type[Resource]] = {
     "/v2/models/{model}/versions/{version}/generate_stream": OpenInferenceGenerateStream,
 }
 
+PLAYGROUND: dict[str, type[Resource]] = {
+    "/playground": Playground,
+    "/playground/status": Status,
+    "/playground/{file}": PlaygroundFile,
+}
+
 DOCUMENTATION: dict[str, type[DocumentationResource]] = {
     "/openapi.json": OpenApi,
     "/api-doc/openapi.json": OpenApi,
@@ -83,8 +90,9 @@ DOCUMENTATION: dict[str, type[DocumentationResource]] = {
 
 
 def add_routes(app: App[Request, Response], services: Services) -> None:
-    for path, resource in ROUTES.items():
+    routes = ROUTES | PLAYGROUND if services.settings.playground else ROUTES
+    for path, resource in routes.items():
         app.add_route(path, resource(services))
-    documentation = Documentation(lambda: build_document(services.settings, {**ROUTES, **DOCUMENTATION}))
+    documentation = Documentation(lambda: build_document(services.settings, {**routes, **DOCUMENTATION}))
     for path, documenting in DOCUMENTATION.items():
         app.add_route(path, documenting(services, documentation))

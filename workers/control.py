@@ -1,18 +1,20 @@
-"""Hears what submitters want of running requests: cancel, send again, forget."""
+"""Hears what submitters want of running requests (cancel, send again, forget), and what operators want of this worker."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 import redis
 import structlog
 
-from common.keys import Keys
+from common.held_jobs import HeldJobs
+from common.keys import ANSWERS_SECONDS, Keys
 from common.redis_clients import sync_redis
 from common.settings import Settings
-from common.wire import Cancel, Release, Resend, decode_control
+from common.wire import Cancel, ListJobs, Pause, Release, Resend, decode_control, encode_msgpack
 from workers.dispatcher import Dispatcher
 from workers.marks import Marks
 from workers.publisher import Publisher
@@ -27,11 +29,25 @@ class ControlListener:
     """A thread with a subscription of its own; it reconnects for as long as the worker lives."""
 
     def __init__(
-        self, settings: Settings, worker: str, dispatcher: Dispatcher, publisher: Publisher, marks: Marks
+        self,
+        settings: Settings,
+        worker: str,
+        dispatcher: Dispatcher,
+        publisher: Publisher,
+        marks: Marks,
+        *,
+        changed: Callable[[], None],
     ) -> None:
+        """
+        Args:
+            changed: the worker's state has changed.
+        """
         keys = Keys(settings.key_prefix)
         self._channels = (keys.control, keys.control_of(worker))
         self._client = sync_redis(settings)
+        self._worker = worker
+        self._model = settings.model_name
+        self._changed = changed
         self._silence = settings.redis_timeout
         self._dispatcher = dispatcher
         self._marks = marks
@@ -99,3 +115,13 @@ class ControlListener:
                 self._publisher.resend(request, attempt, sequence)
             case Release(requests=requests):
                 self._publisher.release(requests)
+            case Pause(paused=paused):
+                log.info("worker_paused" if paused else "worker_resumed")
+                self._dispatcher.pause(paused)
+                self._changed()
+            case ListJobs(answers=answers):
+                held = HeldJobs(self._worker, self._model, self._dispatcher.jobs())
+                with self._client.pipeline() as pipe:
+                    pipe.rpush(answers, encode_msgpack(held))
+                    pipe.expire(answers, ANSWERS_SECONDS)
+                    pipe.execute()

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from common.errors import GenerationFailed, InvalidRequest, TgqError
+from common.held_jobs import HeldJob
 from common.wire import Accepted, Cancelled, Failed, FrameBody, Job, ModelCard, Tokens
 from workers.answer import Answer, JobReturned
 from workers.engine.messages import EngineOutput, JobEvent, LoadProgress, Ready
@@ -63,7 +64,7 @@ class Dispatcher:
         """Delivery tags; until the end of the pull they came with."""
         self._ended: OrderedDict[str, int] = OrderedDict()
         self._ready = False
-        self._closed = False
+        self._closed = self._paused = False
 
     # -- asked by others ------------------------------------------------------------------------------------------------
 
@@ -80,6 +81,15 @@ class Dispatcher:
         with self._lock:
             accepted = sum(held.accepted for held in self._held.values())
             return accepted, len(self._held) - accepted
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    def jobs(self) -> list[HeldJob]:
+        """The held jobs as operators see them, oldest first."""
+        with self._lock:
+            return [held.shown() for held in self._held.values()]
 
     def channels(self) -> set[str]:
         """Reply channels of the held jobs."""
@@ -98,7 +108,7 @@ class Dispatcher:
     def room(self, queues: Sequence[str]) -> Offer:
         """What may be pulled: see `workers.transport.Intake`. Queues after the first leave the reserve free."""
         with self._lock:
-            if self._closed or not self._ready or self.card is None:
+            if self._closed or self._paused or not self._ready or self.card is None:
                 return Offer(0, 0, [NOTHING] * len(queues))
             return self._load.offer(self.card, len(queues))
 
@@ -161,6 +171,12 @@ class Dispatcher:
     def close(self) -> None:
         """Take nothing more."""
         self._closed = True
+
+    def pause(self, paused: bool) -> None:
+        """Take nothing more for a while, or take jobs again; those held go on."""
+        with self._lock:
+            self._paused = paused
+        self._freed()
 
     def take_back(self) -> list[str]:
         """Stop holding every job the engine has not accepted; returns their delivery tags in the order of arrival."""
@@ -267,7 +283,7 @@ class Dispatcher:
                     self._end(held, GenerationFailed(f"{held.losses} engines were lost: {reason}"), effects)
                 else:
                     held.given = held.accepted = False
-                    held.answer = Answer()
+                    held.generated, held.answer = 0, Answer()
                     self._waiting[held.job.id] = held
 
     # -- with the lock held ---------------------------------------------------------------------------------------------
@@ -280,6 +296,7 @@ class Dispatcher:
                 effects.frames.append(Outgoing(held.job.reply_to, held.job.id, held.job.attempt, Accepted(self.worker)))
                 effects.finished.append((held.delivery, None))
         if isinstance(body, Tokens):
+            held.generated += len(body.tokens)
             if body.finish is not None:
                 self._load.lengths.ended(body.finish.generated_tokens)
             elif body.offset > held.answer_tokens:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from common.errors import TgqError
+from common.held_jobs import HeldJob
 from common.wire import Job
 from workers.answer import Answer
 from workers.publisher import Outgoing
@@ -41,6 +42,8 @@ class Held:
     delivery: Delivery
     answer_tokens: int = 0
     """Tokens each of its sequences is expected to add to those that were known."""
+    generated: int = 0
+    """Tokens its sequences have added here to those that were known."""
     known: bool = False
     """Whether it has been looked up what became of the request since its message was sent."""
     given: bool = False
@@ -48,6 +51,22 @@ class Held:
     losses: int = 0
     """Engine processes that died with this job in them; at least one for a job that may be poisonous."""
     answer: Answer = field(default_factory=Answer)
+
+    def shown(self) -> HeldJob:
+        job = self.job
+        earlier = len(job.generated_ids) + sum(map(len, job.sibling_ids))
+        return HeldJob(
+            request=job.id,
+            attempt=job.attempt,
+            job_class=job.job_class,
+            tenant=job.tenant,
+            adapter=job.adapter,
+            accepted=self.accepted,
+            prompt_tokens=len(job.prompt_ids),
+            generated_tokens=earlier + self.generated,
+            max_new_tokens=job.parameters.max_new_tokens,
+            submitted_at=job.submitted_at,
+        )
 
 
 class OpenDelivery(NamedTuple):

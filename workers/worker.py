@@ -84,7 +84,14 @@ class Worker:
             freed=self._intake.freed,
         )
         self._marks = self._intake.marks = Marks(keys, self.id, self._dispatcher, max_attempts=settings.max_attempts)
-        self._control = ControlListener(settings, self.id, self._dispatcher, self._publisher, self._marks)
+        self._control = ControlListener(
+            settings,
+            self.id,
+            self._dispatcher,
+            self._publisher,
+            self._marks,
+            changed=self._paused,
+        )
         self._heartbeat = Heartbeat(settings, self.id, self.record, returned=self._marks.look_again)
         self._intake.recovered = self._heartbeat.beat_now
         self._drain = Drain(
@@ -129,8 +136,8 @@ class Worker:
         )
 
     def _state(self) -> WorkerState:
-        if self._drain.requested:
-            return "draining"
+        if self._drain.requested or self._dispatcher.paused:
+            return "drained" if self._dispatcher.paused and not self._dispatcher.requests() else "draining"
         if self._dispatcher.ready:
             return "restarting" if self._intake.stuck else "ready"
         return "starting" if self._dispatcher.card is None else "restarting"
@@ -163,6 +170,9 @@ class Worker:
 
     def _channels(self) -> set[str]:
         return self._dispatcher.channels()
+
+    def _paused(self) -> None:
+        self._heartbeat.beat_now()
 
     def _submitter_gone(self, channel: str) -> None:
         self._dispatcher.cancel_channel(channel)

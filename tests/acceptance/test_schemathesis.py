@@ -37,7 +37,7 @@ from ops.local_service import LocalService
 from tests.acceptance.native import another_web_node
 from tests.contract.recording import events
 from web.openapi.document import build_document
-from web.routes import DOCUMENTATION, ROUTES
+from web.routes import DOCUMENTATION, PLAYGROUND, ROUTES
 
 ASKED_FOR = os.environ.get("TGQ_SCHEMATHESIS_CASES")
 CASES = int(ASKED_FOR or 300)
@@ -48,7 +48,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-REAL = {"request_id": "nobodys", "model": "scripted", "version": "1", "name": "scripted"}
+REAL = {"request_id": "nobodys", "model": "scripted", "version": "1", "name": "scripted", "file": "main.js"}
 """Path parameters of things that are there; `url` adds those of a file, a batch and, for its events, one that has ended."""
 NEEDED = frozenset(
     (
@@ -57,7 +57,7 @@ NEEDED = frozenset(
     )
 )
 
-DOCUMENT = build_document(Settings(), {**ROUTES, **DOCUMENTATION})
+DOCUMENT = build_document(Settings(), {**ROUTES, **PLAYGROUND, **DOCUMENTATION})
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 OPERATIONS = [
     (method, path) for path, methods in DOCUMENT["paths"].items() for method in methods if method != "parameters"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.errors import ServiceUnavailable, Unhealthy
+from common.errors import RouteNotFound, ServiceUnavailable, Unhealthy
 from web.health import Startup
 from web.info import Info
 from web.openapi.operation import Operation
+from web.playground_status import PlaygroundStatus
 
 TAG = "Service"
 
@@ -59,5 +60,23 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("/api-doc/openapi.json", "get"): _document("openapi_as_tgi"),
     ("/docs", "get"): Operation(
         id="docs", tag=TAG, summary="This document as a page", answer=str, media_type="text/html"
+    ),
+    ("/playground", "get"): Operation(
+        id="playground", tag=TAG, summary="A page to try the models on", answer=str, media_type="text/html"
+    ),
+    ("/playground/{file}", "get"): Operation(
+        id="playground_file",
+        tag=TAG,
+        summary="Scripts and styles of that page",
+        answer=str,
+        media_type="*/*",
+        errors=(RouteNotFound,),
+    ),
+    ("/playground/status", "get"): Operation(
+        id="playground_status",
+        tag=TAG,
+        summary="Queue and workers of each model, as that page shows them",
+        answer=PlaygroundStatus,
+        errors=(ServiceUnavailable,),
     ),
 }

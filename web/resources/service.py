@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping
-from typing import get_args
 
 from falcon.asgi import Request, Response
 from redis.exceptions import RedisError
@@ -13,11 +11,11 @@ from redis.exceptions import RedisError
 from common.engine_metrics import current_families, total_families
 from common.metrics import exposition
 from common.protocols.tgi_answer import encode
-from common.queue_depth import oldest_age, queue_depth
-from common.wire import JobClass, WorkerRecord
+from common.wire import WorkerRecord
 from web.info import service_info
 from web.resources.resource import Resource, write_json
 from web.services import METRICS_SECONDS
+from web.waiting import Waiting, waiting
 
 
 class Info(Resource):
@@ -33,35 +31,27 @@ class Metrics(Resource):
 
     async def on_get(self, request: Request, response: Response) -> None:
         self.services.metrics.tasks.set(len(asyncio.all_tasks()))
-        records, queued, ages = await self._engines()
+        records, queues = await self._engines()
         await asyncio.sleep(1.5 * METRICS_SECONDS)  # until all processes have told what they observed before
         self.services.metrics.flush()
         response.content_type = "text/plain; version=0.0.4; charset=utf-8"
         # In a thread: all processes' files are read.
-        response.data = await asyncio.to_thread(self._render, records, queued, ages)
+        response.data = await asyncio.to_thread(self._render, records, queues)
 
     on_head = on_get
 
-    async def _engines(self) -> tuple[list[WorkerRecord] | None, Counter[str], dict[str, float]]:
-        """Live workers of all models, how many jobs of each model wait for one, and how long the next one has."""
-        services, queued, ages = self.services, Counter[str](), dict[str, float]()
+    async def _engines(self) -> tuple[list[WorkerRecord] | None, Mapping[str, Waiting]]:
+        """Live workers of all models, and what waits for one."""
         try:
-            records = await services.workers.all_records()
-            for model in await services.models.queued():
-                ages[model] = 0.0
-                for job_class in get_args(JobClass):
-                    queue = services.keys.queue(model, job_class)
-                    queued[model] += (await queue_depth(services.redis, queue)).jobs
-                    ages[model] = max(ages[model], await oldest_age(services.redis, queue))
+            return await self.services.workers.all_records(), await waiting(self.services)
         except RedisError:
-            return None, queued, ages  # nothing is known, which is not the same as nothing running
-        return records, queued, ages
+            return None, {}  # nothing is known, which is not the same as nothing running
 
-    def _render(
-        self, records: list[WorkerRecord] | None, queued: Mapping[str, int], ages: Mapping[str, float]
-    ) -> bytes:
+    def _render(self, records: list[WorkerRecord] | None, queues: Mapping[str, Waiting]) -> bytes:
         families = self.services.metrics.families()
         families += total_families(self.services.engine_totals.update(records or []))
         if records is not None:
-            families += current_families(records, queued, ages)
+            jobs = {model: queue.jobs for model, queue in queues.items()}
+            ages = {model: queue.oldest_seconds for model, queue in queues.items()}
+            families += current_families(records, jobs, ages)
         return exposition(families)

@@ -13,16 +13,16 @@ from jsonschema import Draft202012Validator
 from msgspec import UNSET, Struct, UnsetType
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from common.errors import BadRequest, InvalidRequest, MethodNotAllowed, NotFound, RouteNotFound, TgqError, Unauthorized
+from common.errors import BadRequest, InvalidRequest, MethodNotAllowed, NotFound, TgqError, Unauthorized
 from common.protocols.json_body import RequestModel
 from common.settings import Settings
 from web.openapi.document import build_document
 from web.openapi.operations import OPERATIONS, TAGS
 from web.openapi.page import render_page
 from web.openapi.schemas import Schemas
-from web.routes import DOCUMENTATION, ROUTES
+from web.routes import DOCUMENTATION, PLAYGROUND, ROUTES
 
-ALL_ROUTES = {**ROUTES, **DOCUMENTATION}
+ALL_ROUTES = {**ROUTES, **PLAYGROUND, **DOCUMENTATION}
 UNDOCUMENTED_METHODS = {"HEAD", "OPTIONS"}
 """HEAD goes with every GET, OPTIONS is for browsers."""
 WITHOUT_BODY = {"cancel_batch"}
@@ -114,7 +114,7 @@ def test_every_error_is_documented() -> None:
 
     told = {kind for operation in OPERATIONS.values() for kind in operation.all_errors}
     # Of every route, of protected ones, and of no route at all.
-    elsewhere = {TgqError, Unauthorized, NotFound, RouteNotFound, MethodNotAllowed}
+    elsewhere = {TgqError, Unauthorized, NotFound, MethodNotAllowed}
     assert set(kinds(TgqError)) - told == elsewhere
 
 
