@@ -36,6 +36,8 @@ _LOOK_SECONDS = 1.0
 """Between two looks at the workers."""
 _WEBHOOK_SECONDS = 1.0
 _SWEEP_SECONDS = 60.0
+_SILENT_SECONDS = 600.0
+"""A line that gave way to live requests says nothing meanwhile; engines that hang are found out by their workers."""
 _END_SECONDS = 15.0
 """What batches have to be let go, when this process is to end."""
 
@@ -52,7 +54,8 @@ class BatchRunner:
         self.id = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self._settings = settings
         self._redis = async_redis(settings)
-        self._client = GenerationClient(settings, self._redis)
+        patient = settings.model_copy(update={"stall_timeout": max(settings.stall_timeout, _SILENT_SECONDS)})
+        self._client = GenerationClient(patient, self._redis)
         keys = self._client.keys
         self._store = BatchStore(self._redis, keys, settings)
         self._storage = Storage(settings)
