@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 
 from falcon.asgi import Request, Response
 from redis.exceptions import RedisError
 
+from common.batches.overview import OpenBatch, batch_families, open_batches
 from common.engine_metrics import current_families, total_families
 from common.metrics import exposition
 from common.protocols.tgi_answer import encode
@@ -32,11 +34,12 @@ class Metrics(Resource):
     async def on_get(self, request: Request, response: Response) -> None:
         self.services.metrics.tasks.set(len(asyncio.all_tasks()))
         records, queues = await self._engines()
+        batches = await self._batches()
         await asyncio.sleep(1.5 * METRICS_SECONDS)  # until all processes have told what they observed before
         self.services.metrics.flush()
         response.content_type = "text/plain; version=0.0.4; charset=utf-8"
         # In a thread: all processes' files are read.
-        response.data = await asyncio.to_thread(self._render, records, queues)
+        response.data = await asyncio.to_thread(self._render, records, queues, batches)
 
     on_head = on_get
 
@@ -47,11 +50,24 @@ class Metrics(Resource):
         except RedisError:
             return None, {}  # nothing is known, which is not the same as nothing running
 
-    def _render(self, records: list[WorkerRecord] | None, queues: Mapping[str, Waiting]) -> bytes:
+    async def _batches(self) -> list[OpenBatch] | None:
+        try:
+            return await open_batches(self.services.redis, self.services.keys)
+        except RedisError:
+            return None
+
+    def _render(
+        self,
+        records: list[WorkerRecord] | None,
+        queues: Mapping[str, Waiting],
+        batches: list[OpenBatch] | None,
+    ) -> bytes:
         families = self.services.metrics.families()
         families += total_families(self.services.engine_totals.update(records or []))
         if records is not None:
             jobs = {model: queue.jobs for model, queue in queues.items()}
             ages = {model: queue.oldest_seconds for model, queue in queues.items()}
             families += current_families(records, jobs, ages)
+        if batches is not None:
+            families += batch_families(batches, time.time())
         return exposition(families)
