@@ -19,7 +19,7 @@ def draw(path: Path, reports: dict[str, Report], peers: dict[str, dict[str, dict
     for name, report in reports.items():
         rates.plot(WIDTHS, [report.decode[width].tokens_per_second for width in WIDTHS], marker="o", label=name)
         shares.plot(WIDTHS, [report.decode[width].share for width in WIDTHS], marker="o", label=name)
-        prefill.plot(PREFILLS, [n / report.prefill[n].seconds for n in PREFILLS], marker="o", label=name)
+        prefill.plot(list(PREFILLS), [n / report.prefill[n].seconds for n in PREFILLS], marker="o", label=name)
     for threads, kinds in peers.items():
         for kind, by_width in kinds.items():
             label = f"transformers {kind}, {threads} thread{'s' * (threads != '1')}"

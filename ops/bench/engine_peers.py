@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -15,11 +16,15 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 from common.model_files import find_model
 from common.settings import Settings
 from common.tokenizer import Tokenizer
+from ops.bench.engine_limits import clock
 from ops.bench.engine_run import ANSWER_TOKENS, PROMPT_TOKENS, WIDTHS, WORDS
 
+Peers = dict[str, dict[int, float]]
+"""By what was called and the width: tokens per second, prefill included."""
 
-def measure(threads: int) -> dict[str, dict[int, float]]:
-    """Tokens per second by width, prefill included, of `generate` and `generate_batch`."""
+
+def measure(threads: int, told: Callable[[Peers, str], None]) -> None:
+    """`generate` and `generate_batch`; `told` gets what there is after each width, and what it was."""
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(threads)
@@ -27,10 +32,11 @@ def measure(threads: int) -> dict[str, dict[int, float]]:
     text = Tokenizer(files).encode(WORDS * 20).ids
     model: Any = AutoModelForCausalLM.from_pretrained(files.path, dtype=torch.float32, local_files_only=True)
     model.eval()
-    return {
-        "generate": {width: _rate(_static(model, _prompts(text, width)), width) for width in WIDTHS},
-        "generate_batch": {width: _rate(_continuous(model, _prompts(text, width)), width) for width in WIDTHS},
-    }
+    peers: Peers = {"generate": {}, "generate_batch": {}}
+    for name, work in (("generate", _static), ("generate_batch", _continuous)):
+        for width in WIDTHS:
+            peers[name][width] = _rate(work(model, _prompts(text, width)), width)
+            told(peers, f"{name} {width}: {peers[name][width]:.1f} tokens/s")
 
 
 def _prompts(text: list[int], width: int) -> list[list[int]]:
@@ -38,10 +44,11 @@ def _prompts(text: list[int], width: int) -> list[list[int]]:
 
 
 def _rate(work: Callable[[], int], width: int) -> float:
-    started = time.perf_counter()
+    now = clock()
+    started = now()
     tokens = work()
     assert tokens == width * ANSWER_TOKENS, f"{tokens} tokens of {width * ANSWER_TOKENS}"
-    return tokens / (time.perf_counter() - started)
+    return tokens / (now() - started)
 
 
 def _static(model: Any, prompts: list[list[int]]) -> Callable[[], int]:
@@ -76,5 +83,11 @@ def _continuous(model: Any, prompts: list[list[int]]) -> Callable[[], int]:
 
 
 def child(threads: int, say: Callable[[str], object]) -> None:
-    """One process's part: `say` gets the result as JSON."""
-    say(json.dumps(measure(threads)))
+    """One process's part: `say` gets the result as JSON whenever there is more of it; progress goes to stderr."""
+    started = time.perf_counter()
+
+    def told(peers: Peers, what: str) -> None:
+        print(f"{time.perf_counter() - started:5.0f} s  transformers: {what}", file=sys.stderr, flush=True)
+        say(json.dumps(peers))
+
+    measure(threads, told)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import resource
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,10 @@ from workers.engine.model_loader import engine_threads
 from workers.engine.model_runner import TransformersRunner
 
 WIDTHS = (1, 8, 16, 32, 64)
-PREFILLS = (128, 512, 2048)
-PROMPT_TOKENS = 64
-ANSWER_TOKENS = 48
+PREFILLS = {128: 3, 512: 2, 2048: 1}
+"""Tokens, and how often they are tried."""
+PROMPT_TOKENS = 32
+ANSWER_TOKENS = 24
 """Long enough that the first sequences still run when the last of the widest batch begin to decode."""
 _OPTION_WIDTH = 16
 WORDS = "The harbour master counted the boats that came in before the fog and wrote their names into a book. "
@@ -59,61 +60,82 @@ class Prefill(Struct, frozen=True):
         return self.limit_seconds / self.seconds
 
 
-class Report(Struct, frozen=True):
+class Report(Struct):
+    """What is measured so far."""
+
     threads: int
     limits: engine_limits.Limits
     load_seconds: float
     resident_bytes: int
     """Once loaded."""
-    peak_bytes: int
-    decode: dict[int, Decode]
-    prefill: dict[int, Prefill]
-    top_n_overhead: float
+    peak_bytes: int = 0
+    """Of the engine at work."""
+    decode: dict[int, Decode] = {}
+    prefill: dict[int, Prefill] = {}
+    top_n_overhead: float | None = None
     """How much longer a step takes when all of 16 sequences want five alternatives, ..."""
-    grammar_overhead: float
+    grammar_overhead: float | None = None
     """... when all follow a grammar."""
-    prefix_gain: float
+    prefix_gain: float | None = None
     """How many times sooner the first token of a prompt of 512 tokens comes the second time."""
-    strict_cost: dict[str, float]
+    strict_cost: dict[str, float] = {}
     """How many times as long as in fast mode a decode step or a prefill takes."""
 
 
-def measure(settings: Settings) -> Report:
-    """Load the model of the settings and run all parts."""
+Progress = Callable[[Report, str], None]
+
+
+def measure(settings: Settings, told: Progress) -> None:
+    """Load the model of the settings and run all parts; `told` gets the report after each of them, and what it was.
+
+    What options and strictness cost is measured in float32 only.
+    """
     started = time.perf_counter()
     runner, tokenizer = load(settings, lambda stage, fraction: None)
     assert isinstance(runner, TransformersRunner)
-    loaded, resident = time.perf_counter() - started, _resident_bytes()
-    bench = Bench(settings, runner, tokenizer, engine_limits.measure(runner.size.dense_bytes))
+    loaded, resident = time.perf_counter() - started, _status_bytes("VmRSS")
+    size = runner.size.dense_bytes
+    bench = Bench(settings, runner, tokenizer, engine_limits.measure(size), engine_limits.clock())
+    report = Report(engine_threads(settings), bench.limits, loaded, resident)
+    told(report, f"loaded in {loaded:.1f} s; reads {bench.limits.read_bytes_per_second / 1e9:.1f} GB/s")
+    _forget_peak()
     bench.run(1)  # Warm up.
-    decode = {width: bench.decode(width) for width in WIDTHS}
-    prefill = {tokens: bench.prefill(tokens) for tokens in PREFILLS}
-    top_n, grammar = bench.overheads({"top_n_tokens": 5}, {"grammar": Grammar("regex", "[ a-z]{200}")})
-    prefix_gain = bench.prefix_gain()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Report(
-        threads=engine_threads(settings),
-        limits=bench.limits,
-        load_seconds=loaded,
-        resident_bytes=resident,
-        decode=decode,
-        prefill=prefill,
-        top_n_overhead=top_n,
-        grammar_overhead=grammar,
-        prefix_gain=prefix_gain,
-        peak_bytes=peak,
-        strict_cost=bench.cost_beside(_fast(settings, bench)),
+    runs: dict[int, Run] = {}
+    for width in WIDTHS:
+        runs[width] = bench.run(width)
+        report.decode = {width: bench.decode_of(width, run) for width, run in runs.items()}
+        told(report, f"decode {width}: {runs[width].step * 1000:.1f} ms a step, {report.decode[width].share:.2f}")
+    seconds: dict[int, float] = {}
+    for tokens, tries in PREFILLS.items():
+        seconds[tokens] = bench.prefill_seconds(tokens, tries)
+        report.prefill = {tokens: bench.prefill_of(tokens, best) for tokens, best in seconds.items()}
+        told(report, f"prefill {tokens}: {seconds[tokens]:.2f} s, {report.prefill[tokens].share:.2f}")
+    report.peak_bytes = _status_bytes("VmHWM")
+    # Once more: the machine may have been busy the first time.
+    report.limits = bench.limits = bench.limits.or_better(engine_limits.measure(size))
+    report.decode = {width: bench.decode_of(width, run) for width, run in runs.items()}
+    report.prefill = {tokens: bench.prefill_of(tokens, best) for tokens, best in seconds.items()}
+    told(report, "limits again")
+    if settings.quantize is None:
+        _measure_options(bench, settings, report, told)
+
+
+def _measure_options(bench: Bench, settings: Settings, report: Report, told: Progress) -> None:
+    report.top_n_overhead, report.grammar_overhead = bench.overheads(
+        {"top_n_tokens": 5}, {"grammar": Grammar("regex", "[ a-z]{200}")}
     )
-
-
-def _fast(settings: Settings, bench: Bench) -> Bench:
+    told(report, "five alternatives, a grammar")
+    report.prefix_gain = bench.prefix_gain()
+    told(report, "a prefix that is known")
     settings = settings.model_copy(update={"strict": False})
     runner, tokenizer = load(settings, lambda stage, fraction: None)
     assert isinstance(runner, TransformersRunner)
-    return Bench(settings, runner, tokenizer, bench.limits)
+    for name, cost in bench.costs_beside(Bench(settings, runner, tokenizer, bench.limits, engine_limits.clock())):
+        report.strict_cost[name] = cost
+        told(report, f"strict beside fast, {name}: {cost:.2f}")
 
 
-class _Run(Struct, frozen=True):
+class Run(Struct, frozen=True):
     step: float
     best: float
     rate: float
@@ -125,8 +147,18 @@ _ROUNDS = 2
 
 class Bench:
     def __init__(
-        self, settings: Settings, runner: TransformersRunner, tokenizer: Tokenizer, limits: engine_limits.Limits
+        self,
+        settings: Settings,
+        runner: TransformersRunner,
+        tokenizer: Tokenizer,
+        limits: engine_limits.Limits,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """
+        Args:
+            clock: what limits and the engine are measured with.
+        """
+        self._clock = clock
         self.limits = limits
         self._settings = settings
         self._runner = runner
@@ -136,31 +168,41 @@ class Bench:
         self._operations_per_second = limits.int8_per_second if settings.quantize else limits.float_per_second
 
     def decode(self, width: int) -> Decode:
-        run = self.run(width)
+        return self.decode_of(width, self.run(width))
+
+    def decode_of(self, width: int, run: Run) -> Decode:
+        """A run beside the limits as they are known now."""
         context = PROMPT_TOKENS + ANSWER_TOKENS // 2
         size = self._runner.size
         read = (size.dense_bytes + width * context * size.cache_bytes_per_token) / self.limits.read_bytes_per_second
         compute = 2 * size.dense_parameters * width / self._operations_per_second
         return Decode(run.step, run.best, max(read, compute), run.rate)
 
-    def run(self, width: int, **options: Any) -> _Run:
+    def run(self, width: int, **options: Any) -> Run:
         """Several prompts of one length, answered at once."""
         engine = self._engine(prefix_caching=False)
         jobs = [self._job(f"{i}", self._text[i : i + PROMPT_TOKENS], ANSWER_TOKENS, **options) for i in range(width)]
-        started = time.perf_counter()
+        started = self._clock()
         engine.add(jobs)
         steps: list[float] = []
         while engine.has_work:
-            before = time.perf_counter()
+            before = self._clock()
             tokens = sum(len(event.body.tokens) for event in engine.step() if isinstance(event.body, Tokens))
             if tokens == width:
-                steps.append(time.perf_counter() - before)
+                steps.append(self._clock() - before)
         # The first of them may hold the end of a prefill.
-        return _Run(median(steps[1:]), min(steps[1:]), width * ANSWER_TOKENS / (time.perf_counter() - started))
+        return Run(median(steps[1:]), min(steps[1:]), width * ANSWER_TOKENS / (self._clock() - started))
 
-    def prefill(self, tokens: int, tries: int = 3) -> Prefill:
+    def prefill(self, tokens: int) -> Prefill:
+        return self.prefill_of(tokens, self.prefill_seconds(tokens, 3))
+
+    def prefill_seconds(self, tokens: int, tries: int = 1) -> float:
+        """The best of several tries."""
         engine = self._engine(prefix_caching=False)
-        seconds = min(self._first_token(engine, self._text[i : i + tokens]) for i in range(tries))
+        return min(self._first_token(engine, self._text[i : i + tokens]) for i in range(tries))
+
+    def prefill_of(self, tokens: int, seconds: float) -> Prefill:
+        """A prefill beside the limits as they are known now."""
         size = self._runner.size
         # The output layer computes one row; causal attention half of all pairs, keys and values.
         compute = (
@@ -175,19 +217,17 @@ class Bench:
         plain, *others = _in_turns([partial(self._step, _OPTION_WIDTH, given) for given in ({}, *options)])
         return [other / plain - 1 for other in others]
 
-    def cost_beside(self, fast: Bench) -> dict[str, float]:
+    def costs_beside(self, fast: Bench) -> Iterator[tuple[str, float]]:
         """How many times as long as `fast` this takes for the same."""
-        pairs = {
-            **{f"decode {width}": [partial(bench._step, width, {}) for bench in (self, fast)] for width in (1, 16)},
-            **{f"prefill {n}": [partial(bench._prefill_once, n) for bench in (self, fast)] for n in PREFILLS},
-        }
-        return {name: mine / other for name, works in pairs.items() for mine, other in [_in_turns(works)]}
+        for width in (1, 16):
+            mine, other = _in_turns([partial(bench._step, width, {}) for bench in (self, fast)])
+            yield f"decode {width}", mine / other
+        for tokens in PREFILLS:
+            mine, other = _in_turns([partial(bench.prefill_seconds, tokens) for bench in (self, fast)])
+            yield f"prefill {tokens}", mine / other
 
     def _step(self, width: int, options: dict[str, Any]) -> float:
         return self.run(width, **options).best
-
-    def _prefill_once(self, tokens: int) -> float:
-        return self.prefill(tokens, tries=1).seconds
 
     def prefix_gain(self) -> float:
         engine = self._engine(prefix_caching=True)
@@ -195,11 +235,11 @@ class Bench:
         return first / again
 
     def _first_token(self, engine: Engine, prompt: list[int]) -> float:
-        started = time.perf_counter()
+        started = self._clock()
         engine.add([self._job("one", prompt, 1)])
         while engine.has_work:
             engine.step()
-        return time.perf_counter() - started
+        return self._clock() - started
 
     def _engine(self, *, prefix_caching: bool) -> Engine:
         settings = self._settings.model_copy(update={"prefix_caching": prefix_caching})
@@ -216,17 +256,29 @@ def _in_turns(works: Many[Callable[[], float]]) -> list[float]:
     return [min(times) for times in zip(*rounds, strict=True)]
 
 
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+def _status_bytes(name: str) -> int:
+    """A figure of this process, as Linux keeps it."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
-def child(precision: str, threads: int | None, say: Callable[[str], object]) -> None:
-    """One process's part: `say` gets the report as JSON."""
+def _forget_peak() -> None:
+    """Let the peak of the memory (VmHWM) begin again here."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def child(precision: str, threads: int, say: Callable[[str], object]) -> None:
+    """One process's part: `say` gets the report as JSON whenever there is more of it; progress goes to stderr."""
     settings = Settings.of(
         device="cpu",
         engine_threads=threads,
         max_batch_total_tokens=32_768,
         quantize="int8" if precision == "int8" else None,
     )
-    say(msgspec.json.encode(measure(settings)).decode())
+    started = time.perf_counter()
+
+    def told(report: Report, what: str) -> None:
+        print(f"{time.perf_counter() - started:5.0f} s  {precision}: {what}", file=sys.stderr, flush=True)
+        say(msgspec.json.encode(report).decode())
+
+    measure(settings, told)

@@ -13,23 +13,19 @@ from torch import Tensor, nn
 from workers.engine.attention import AttentionBatch, LayerOptions
 
 
-class RmsNorm(nn.Module):
-    """`x / sqrt(mean(x * x) + epsilon) * weight` over the last dimension, in float32."""
-
-    weight: Tensor
-    _floor: Tensor
+class RmsNorm:
+    """`x / sqrt(mean(x * x) + epsilon) * weight` over the last dimension, in float32 on CPU."""
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
-        super().__init__()
         width = weight.shape[0]
         # What x is divided by is the square root of the sum, not of the mean, of its squares.
-        self.register_buffer("weight", weight * width**0.5, persistent=False)
+        self._weight = weight * width**0.5
         # A tensor: adding a number of Python's costs three times as much.
-        self.register_buffer("_floor", torch.tensor(epsilon * width), persistent=False)
+        self._floor = torch.tensor(epsilon * width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x.div(size.mul_(size).add_(self._floor).sqrt_()).mul_(self.weight)
+        return x.div(size.mul_(size).add_(self._floor).sqrt_()).mul_(self._weight)
 
 
 class Rotation:
@@ -72,11 +68,12 @@ class FusedLayer(nn.Module):
             rotation: shared by all layers.
         """
         super().__init__()
-        self.attention_norm, self.feed_norm = norms
+        self._attention_norm, self._feed_norm = norms
         self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj = projections
         self.activation = activation
         self._layer = layer
         self._heads, self._kv_heads = heads
+        self._all_heads = self._heads + 2 * self._kv_heads
         self._options = options
         self._rotation = rotation
 
@@ -89,17 +86,17 @@ class FusedLayer(nn.Module):
         **_: Any,
     ) -> Tensor:
         """`[1, tokens, width]` to the same; what else transformers hands to a layer concerns its masks and caches."""
+        # What torch's modules do to find their parts takes as long as the smaller operations.
+        parts: dict[str, Any] = self._modules
         tokens = hidden_states.shape[1]
-        rotated = self._heads + self._kv_heads
-        heads = self.qkv_proj(self.attention_norm(hidden_states)).view(tokens, rotated + self._kv_heads, -1)
-        turned = self._rotate(heads[:, :rotated], *self._rotation.of(position_embeddings))
-        answer = batch.attend(
-            self._layer, turned[:, : self._heads], turned[:, self._heads :], heads[:, rotated:], self._options
-        )
-        hidden: Tensor = self.o_proj(answer.view(1, tokens, -1)).add_(hidden_states)
-        both = self.gate_up_proj(self.feed_norm(hidden))
-        half = both.shape[-1] // 2
-        return hidden.add_(self.down_proj(self.activation(both[..., :half]).mul_(both[..., half:])))
+        heads = parts["qkv_proj"](self._attention_norm(hidden_states)).view(tokens, self._all_heads, -1)
+        turning, value = heads.split_with_sizes((self._heads + self._kv_heads, self._kv_heads), 1)
+        turned = self._rotate(turning, *self._rotation.of(position_embeddings))
+        query, key = turned.split_with_sizes((self._heads, self._kv_heads), 1)
+        answer = batch.attend(self._layer, query, key, value, self._options)
+        hidden: Tensor = parts["o_proj"](answer.view(1, tokens, -1)).add_(hidden_states)
+        gate, up = parts["gate_up_proj"](self._feed_norm(hidden)).chunk(2, -1)
+        return hidden.add_(parts["down_proj"](parts["activation"](gate).mul_(up)))
 
     @staticmethod
     def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 The product behind `nn.Linear` picks its kernel, and with it the order of summation, by the number of rows: a token's
 result would change with the size of its batch. Over a weight that is packed beforehand the order is the packed one's,
 and every row has the same bits in any company; being packed only once it is faster too. MKL's product takes large
-float32 layers, because it reads the weight for one row nearly as fast as the memory allows; oneDNN's takes the others.
+float32 layers, and where there is memory for it, a layout for single rows of its own reads the weight for one row nearly as
+fast as the memory allows; oneDNN's product takes the others.
 """
 
 from __future__ import annotations
@@ -14,12 +15,19 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from workers.engine.memory import large_pages
+from workers.engine.single_row import Arena, Memory, SingleRow
+
 _PACKED_ROWS = 64
 """MKL's layout is chosen for a number of rows. This one serves all of them well; that for a single row has other sums."""
 _SMALL = 1 << 16
 """MKL computes a single row of a layer with fewer weights in another order."""
 _NARROW = 16
 """The same of a layer with fewer outputs, for several rows too."""
+
+
+# The operator itself: choosing among its overloads costs as much as the call.
+_mkl_linear = torch.ops.mkl._mkl_linear.default
 
 
 class MklLinear(nn.Module):
@@ -37,14 +45,31 @@ class MklLinear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
         # Of the unpacked weight the product wants the shape only.
         self.register_buffer("_shape", torch.empty(1).expand(weight.shape), persistent=False)
+        self._single: SingleRow | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.numel() // self.in_features
+        if rows == 1 and self._single is not None:
+            return self._single(x.reshape(-1)).view(*x.shape[:-1], -1)
         if rows == 0:
             return x.new_empty(*x.shape[:-1], self.out_features)
         # The last argument claims that the weight was packed for this number of rows; otherwise it would not be used.
-        product: Tensor = torch.ops.mkl._mkl_linear(x, self.weight, self._shape, self.bias, rows)
+        product: Tensor = _mkl_linear(x, self.weight, self._shape, self.bias, rows)
         return product
+
+    @property
+    def copied(self) -> bool:
+        """Whether there is a copy of the weight for single rows."""
+        return self._single is not None
+
+    def keep_for_single_rows(self, weight: Tensor, memory: Memory = torch.empty) -> None:
+        """Take a second copy of the weight `[out, in]` in the layout for one row, if that has the same bits here."""
+        if self.bias is not None:
+            return  # MKL adds it first.
+        single = SingleRow(weight, memory)
+        x = torch.linspace(0, 50, 2 * self.in_features).cos().view(2, -1)
+        if torch.equal(single(x[1]), self(x)[1]):
+            self._single = single
 
 
 class OneDnnLinear(nn.Module):
@@ -109,12 +134,24 @@ def _computes(layer: type[MklLinear] | type[OneDnnLinear], weight: Tensor, count
 
 
 @torch.inference_mode()
-def pack_linears(model: nn.Module) -> None:
-    """Replace the model's dense layers in place; a weight that nothing else uses is freed as it is packed."""
+def pack_linears(model: nn.Module, *, spare_bytes: int = 0) -> None:
+    """Replace the model's dense layers in place; a weight that nothing else uses is freed as it is packed.
+
+    Args:
+        spare_bytes: memory for second copies of weights, which make a step of one row faster: all of them or none.
+    """
+    size = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear | Conv1D))
+    memory = Arena(large_pages(size)) if size * torch.float32.itemsize <= spare_bytes else None
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, pack(child.weight, child.bias))
+                weight = child.weight
             elif type(child) is Conv1D:
                 # GPT-2's own layer: the same product with the weight stored the other way round.
-                setattr(parent, name, pack(child.weight.t(), child.bias))
+                weight = child.weight.t()
+            else:
+                continue
+            layer = pack(weight, child.bias)
+            if memory is not None and isinstance(layer, MklLinear):
+                layer.keep_for_single_rows(weight, memory)
+            setattr(parent, name, layer)

@@ -34,7 +34,7 @@ from workers.engine.kernel_check import kernel_fault
 from workers.engine.layer_probe import LayerProbe, graph_bytes, probe_layers
 from workers.engine.lora import LoraStep, adaptable_layers, wrap_layers
 from workers.engine.lora_files import read_adapter
-from workers.engine.memory import cpu_cache_bytes, cuda_cache_bytes
+from workers.engine.memory import cpu_cache_bytes, cuda_cache_bytes, single_row_bytes
 from workers.engine.model_runner import TransformersRunner
 from workers.engine.quantize import quantize_linears
 from workers.engine.quantized_weights import INT8
@@ -142,7 +142,7 @@ def _checked(
         exact, reference = reference, whole_logits(model, vocab_size)
         check_quantization(reference, exact)
     elif packed:
-        linear.pack_linears(model)
+        linear.pack_linears(model, spare_bytes=single_row_bytes(settings.workers))
     lora, adapters = None, None
     if settings.lora_adapters or settings.lora_folder is not None:
         lora = LoraStep(device)

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from workers.engine.linear import MklLinear, OneDnnLinear, can_pack, pack
+from workers.engine.linear import MklLinear, OneDnnLinear, can_pack, pack, pack_linears
+from workers.engine.memory import large_pages
+from workers.engine.single_row import Arena
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +47,39 @@ def test_large_layers_and_small_ones_have_each_their_product() -> None:
     assert isinstance(pack(torch.ones(8, 576), None), OneDnnLinear)
     if can_pack(torch.bfloat16):
         assert isinstance(pack(torch.ones(576, 576, dtype=torch.bfloat16), None), OneDnnLinear)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("outputs", "inputs"), [(960, 576), (576, 1536), (1000, 1001), (192, 4096)])
+def test_a_row_alone_has_the_same_bits_from_its_own_layout(outputs: int, inputs: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    generator = torch.Generator().manual_seed(inputs)
+    weight = torch.randn(outputs, inputs, generator=generator)
+    layer, plain = MklLinear(weight, None), MklLinear(weight, None)
+    layer.keep_for_single_rows(weight)
+    assert layer.copied
+    x = torch.randn(1, 9, inputs, generator=generator)
+    for row in range(9):
+        alone = x[:, row : row + 1]
+        assert torch.equal(layer(alone), plain(x)[:, row : row + 1])
+        assert torch.equal(layer(alone[0]), plain(alone)[0])
+    assert torch.equal(layer(x), plain(x))
+
+
+@torch.inference_mode()
+def test_copies_for_single_rows_are_made_of_all_layers_or_of_none() -> None:
+    def packed(spare: int) -> list[bool]:
+        model = torch.nn.Sequential(*(torch.nn.Linear(n, 512, bias=False) for n in (256, 512)))
+        pack_linears(model, spare_bytes=spare)
+        return [isinstance(layer, MklLinear) and layer.copied for layer in model]
+
+    size = 4 * 512 * (256 + 512)
+    assert packed(size) == [True, True]
+    assert packed(size - 1) == [False, False]
+
+
+def test_an_arena_that_is_used_up_gives_memory_all_the_same() -> None:
+    arena = Arena(large_pages(10))
+    first, second, third = (arena(5).fill_(i) for i in range(3))
+    assert [part.tolist() for part in (first, second, third)] == [[i] * 5 for i in range(3)]
