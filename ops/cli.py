@@ -5,6 +5,7 @@ Commands are imported when they run: the command line itself starts fast, and a 
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -208,7 +209,13 @@ def watermark(
 
 def main() -> None:
     """Entry point of the `tgq` program."""
-    app()
+    try:
+        app()
+    finally:
+        # While it tidies up, Python gives signals back their default action: one more SIGTERM in that moment would make a
+        # death by signal of the exit status.
+        for told in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(told, signal.SIG_IGN)
 
 
 if __name__ == "__main__":
