@@ -112,6 +112,8 @@ class FakeWorker:
         self._awake.set()
         self._behaviour = behaviour
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        """Of jobs, until they have ended: a cancellation may get lost (see `stop_tasks`)."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -125,7 +127,7 @@ class FakeWorker:
         await listening.wait()
 
     async def stop(self) -> None:
-        await stop_tasks([*self._tasks, *self._running.values()])
+        await stop_tasks([*self._tasks, *self._ending])
         await self.redis.aclose()
 
     def freeze(self) -> None:
@@ -182,7 +184,9 @@ class FakeWorker:
             if (older := self._running.pop(job.id, None)) is not None:
                 older.cancel()
             self.jobs[job.id] = job
-            self._running[job.id] = asyncio.create_task(self._run(job))
+            task = self._running[job.id] = asyncio.create_task(self._run(job))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     async def _run(self, job: Job) -> None:
         try:
