@@ -65,7 +65,8 @@ async def test_the_status_tells_of_queue_and_workers(client: httpx.AsyncClient, 
     async def status() -> dict[str, Any]:
         response = await client.get("/playground/status")
         assert response.headers["cache-control"] == "no-store"
-        (model,) = response.json()["models"]
+        # The node remembers those of other tests' workers for a while.
+        (model,) = (model for model in response.json()["models"] if model["name"] == "scripted")
         return dict(model)
 
     async def one_waits() -> bool:
@@ -75,13 +76,10 @@ async def test_the_status_tells_of_queue_and_workers(client: httpx.AsyncClient, 
         model = await status()
         return bool(model["workers"] == {"ready": 1} and model["queued"] == 0)
 
-    assert (await client.get("/playground/status")).json() == {
-        "models": [
-            {"name": "scripted", "queued": 0, "oldest_seconds": 0.0, "running": 0, "workers": {}, "progress": 0.0}
-        ],
-        "chat": False,
-        "max_top_logprobs": 20,
-    }
+    model = {"name": "scripted", "queued": 0, "oldest_seconds": 0.0, "running": 0, "workers": {}, "progress": 0.0}
+    assert await status() == model
+    told = (await client.get("/playground/status")).json()
+    assert (told["chat"], told["max_top_logprobs"]) == (False, 20)
     body = {"inputs": "hello", "parameters": {"max_new_tokens": 3}}
     asking = asyncio.create_task(client.post("/generate", json=body))
     await eventually(one_waits)

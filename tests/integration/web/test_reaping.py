@@ -18,7 +18,7 @@ from common.wire import Job
 from tests.integration.client.fake_worker import MODEL, settings_for, until
 from web.reaping import Reaping
 
-KEYS = Keys()
+KEYS = Keys("reaping")  # Web nodes of other tests reap too.
 QUEUE = KEYS.queue(MODEL, "interactive")
 DEAD_AFTER = 1.0
 WORKER = "w"
@@ -26,7 +26,7 @@ WORKER = "w"
 
 @asynccontextmanager
 async def reaping(redis_url: str) -> AsyncIterator[None]:
-    settings = settings_for(redis_url, worker_dead_after=DEAD_AFTER, heartbeat_seconds=0.4)
+    settings = settings_for(redis_url, worker_dead_after=DEAD_AFTER, heartbeat_seconds=0.4, key_prefix=KEYS.prefix)
     client = async_redis(settings)
     reaper = Reaping(client, settings)
     await reaper.start()
