@@ -12,12 +12,19 @@ from ops.embedded_redis import EmbeddedRedis
 from tests.integration.web.serving import WebNode, web_node
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    """This folder's own: nodes that live to the end return the jobs of whatever looks like a dead worker."""
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis-web")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("web")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def shared_node(node_folder: Path, redis_server: EmbeddedRedis) -> Iterator[WebNode]:
     with web_node(node_folder, redis_server.url, max_concurrent_requests=8, keepalive_seconds=0.3) as node:
         yield node
@@ -30,7 +37,7 @@ async def client(shared_node: WebNode, redis_url: str) -> AsyncIterator[httpx.As
         yield http
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def guarded_node(node_folder: Path, redis_server: EmbeddedRedis) -> Iterator[WebNode]:
     with web_node(
         node_folder, redis_server.url, api_key="secret", cors_allow_origin="https://a.example,https://b.example"

@@ -49,7 +49,8 @@ def hold(client: redis.Redis) -> None:
 
 
 def beat(client: redis.Redis) -> None:
-    client.zadd(KEYS.workers, {WORKER: client.time()[0]})
+    seconds, micros = client.time()
+    client.zadd(KEYS.workers, {WORKER: seconds + micros / 1e6})
 
 
 def old_enough(client: redis.Redis) -> bool:
