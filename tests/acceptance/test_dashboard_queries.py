@@ -122,7 +122,10 @@ def prometheus(service: LocalService, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def _query(url: str, expression: str) -> list[object]:
-    answer = httpx.get(f"{url}/api/v1/query", params={"query": expression}, timeout=30).json()
+    response = httpx.get(f"{url}/api/v1/query", params={"query": expression}, timeout=30)
+    if response.status_code == 503:
+        response.raise_for_status()  # While it starts, it answers without JSON.
+    answer = response.json()
     assert answer["status"] == "success", (expression, answer)
     found: list[object] = answer["data"]["result"]
     return found
