@@ -16,6 +16,10 @@ from ops.commands import batch
 from ops.configuration import Configuration
 from ops.options import with_settings
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_WORKERS = typer.Argument(metavar="WORKER...", help="Ids from `tgq ps`, or their beginnings or ends.")
+Workers = Annotated[list[str], _WORKERS]
+
 app = typer.Typer(
     name="tgq",
     help="Text generation on a queue. Every setting is a flag and an environment variable; `tgq env` shows them all.",
@@ -81,7 +85,7 @@ def batch_worker(configuration: Configuration) -> int:
 @with_settings
 def ps(
     configuration: Configuration,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """List the workers: who they are, what they serve and how busy they are."""
     from ops.commands.ps import run
@@ -105,7 +109,7 @@ def worker_health(
 @with_settings
 def queue(
     configuration: Configuration,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Show what waits for the workers, by model and class."""
     from ops.commands.fleet import queue as run
@@ -117,7 +121,7 @@ def queue(
 @with_settings
 def running(
     configuration: Configuration,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """List the requests that workers hold, with their progress; never what they say."""
     from ops.commands.fleet import running as run
@@ -143,9 +147,7 @@ def cancel(
 @with_settings
 def drain(
     configuration: Configuration,
-    names: Annotated[
-        list[str], typer.Argument(metavar="WORKER...", help="Ids from `tgq ps`, or their beginnings or ends.")
-    ],
+    names: Workers,
     wait: Annotated[float | None, typer.Option(help="Wait so many seconds for their last job to end.")] = None,
 ) -> int:
     """Let workers take nothing more; what they hold goes on. `tgq undrain` undoes it."""
@@ -158,9 +160,7 @@ def drain(
 @with_settings
 def undrain(
     configuration: Configuration,
-    names: Annotated[
-        list[str], typer.Argument(metavar="WORKER...", help="Ids from `tgq ps`, or their beginnings or ends.")
-    ],
+    names: Workers,
 ) -> int:
     """Let drained workers take jobs again."""
     from ops.commands.fleet import undrain as run
@@ -185,7 +185,7 @@ def top(
 @with_settings
 def env(
     configuration: Configuration,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Show every setting, its value and where it came from; secrets stay hidden."""
     from ops.commands.env import run
@@ -199,7 +199,7 @@ def watermark(
     configuration: Configuration,
     file: Annotated[Path | None, typer.Argument(help="Text to look at; standard input when there is none.")] = None,
     threshold: Annotated[float, typer.Option(help="Standard deviations that count as found.")] = 4.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Look for the watermark in a text; exits with 0 when it is there and with 1 when it is not."""
     from ops.commands.watermark import run

@@ -119,6 +119,11 @@ class Fleet:
         return request
 
 
+def shown_state(worker: WorkerRecord) -> str:
+    """Its state, and how far it has loaded."""
+    return worker.state if worker.progress >= 1 else f"{worker.state} {worker.progress:.0%}"
+
+
 def _one(name: str, workers: Sequence[WorkerRecord]) -> WorkerRecord:
     found = [worker for worker in workers if worker.id == name]
     found = found or [worker for worker in workers if worker.id.startswith(name) or worker.id.endswith(name)]

@@ -90,7 +90,7 @@ class Worker:
             self._dispatcher,
             self._publisher,
             self._marks,
-            changed=self._paused,
+            changed=self._state_changed,
         )
         self._heartbeat = Heartbeat(settings, self.id, self.record, returned=self._marks.look_again)
         self._intake.recovered = self._heartbeat.beat_now
@@ -171,7 +171,7 @@ class Worker:
     def _channels(self) -> set[str]:
         return self._dispatcher.channels()
 
-    def _paused(self) -> None:
+    def _state_changed(self) -> None:
         self._heartbeat.beat_now()
 
     def _submitter_gone(self, channel: str) -> None:

@@ -7,12 +7,10 @@ import sys
 
 import redis
 
-from common.keys import Keys
 from common.redis_clients import sync_redis
-from common.registry import live_workers_sync
-from common.wire import WorkerRecord
 from ops.columns import print_columns
 from ops.configuration import Configuration, without_password
+from ops.fleet import Fleet, shown_state
 
 _FIELDS = ("id", "pid", "host", "model", "state", "running", "waiting")
 
@@ -22,7 +20,7 @@ def run(configuration: Configuration, *, as_json: bool) -> int:
     settings = configuration.settings
     try:
         with sync_redis(settings) as client:
-            workers = live_workers_sync(client, Keys(settings.key_prefix), settings.worker_dead_after)
+            workers = Fleet(client, settings).workers()
     except (redis.RedisError, ValueError) as error:
         print(f"tgq: no answer from {without_password(settings.broker_url)}: {error}", file=sys.stderr)
         return 1
@@ -31,10 +29,6 @@ def run(configuration: Configuration, *, as_json: bool) -> int:
         print(json.dumps(rows, indent=2))
         return 0
     for row, worker in zip(rows, workers, strict=True):
-        row["state"] = _state(worker)
+        row["state"] = shown_state(worker)
     print_columns([tuple(name.upper() for name in _FIELDS), *([str(row[name]) for name in _FIELDS] for row in rows)])
     return 0
-
-
-def _state(worker: WorkerRecord) -> str:
-    return worker.state if worker.progress >= 1 else f"{worker.state} {worker.progress:.0%}"

@@ -15,7 +15,7 @@ from rich.text import Text
 from common.redis_clients import sync_redis
 from common.wire import WorkerRecord
 from ops.configuration import Configuration, without_password
-from ops.fleet import Fleet, Queue
+from ops.fleet import Fleet, Queue, shown_state
 
 _STATE_STYLES = {"ready": "green", "starting": "yellow", "restarting": "red", "draining": "yellow", "drained": "dim"}
 
@@ -76,7 +76,7 @@ def _workers(look: _Look, before: _Look | None) -> Table:
         table.add_row(
             worker.id,
             worker.model,
-            Text(_state(worker), style=_STATE_STYLES.get(worker.state, "")),
+            Text(shown_state(worker), style=_STATE_STYLES.get(worker.state, "")),
             str(worker.running),
             str(worker.waiting),
             _share(stats.reserved_tokens, worker.card.max_batch_total_tokens if worker.card is not None else 0),
@@ -99,10 +99,6 @@ def _queues(look: _Look) -> Table:
         row = (queue.model, queue.job_class, str(queue.jobs), str(queue.tokens), f"{queue.oldest:.1f}s")
         table.add_row(*row, style=style)
     return table
-
-
-def _state(worker: WorkerRecord) -> str:
-    return worker.state if worker.progress >= 1 else f"{worker.state} {worker.progress:.0%}"
 
 
 def _share(part: int, whole: int) -> str:
