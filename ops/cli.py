@@ -17,7 +17,7 @@ from ops.configuration import Configuration
 from ops.options import with_settings
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_WORKERS = typer.Argument(metavar="WORKER...", help="Ids from `tgq ps`, or their beginnings or ends.")
+_WORKERS = typer.Argument(metavar="WORKER", help="Ids from `tgq ps`, or their beginnings or ends.")
 Workers = Annotated[list[str], _WORKERS]
 
 app = typer.Typer(
@@ -134,7 +134,7 @@ def running(
 def cancel(
     configuration: Configuration,
     requests: Annotated[
-        list[str], typer.Argument(metavar="REQUEST...", help="Ids from `tgq running`, or their beginnings.")
+        list[str], typer.Argument(metavar="REQUEST", help="Ids from `tgq running`, or their beginnings.")
     ],
 ) -> int:
     """Cancel requests; their callers get an error that says so."""
