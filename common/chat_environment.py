@@ -29,6 +29,11 @@ CPU_SECONDS = 1.0
 MAX_CHARACTERS = 16_000_000
 """Of one prompt; the tokenizer would take seconds for more."""
 
+
+class OutOfTime(TemplateError):
+    """The rendering used up its processor time."""
+
+
 _deadline: ContextVar[float] = ContextVar("rendering_deadline")
 """The thread's processor time at which its rendering has to end."""
 
@@ -41,7 +46,7 @@ def compile_template(source: str) -> Template:
     tree = _environment.parse(source)
     for loop in list(tree.find_all(nodes.For)):
         loop.iter = nodes.Filter(loop.iter, _watched.__name__, [], [], None, None, lineno=loop.lineno)
-    return Template.from_code(_environment, _environment.compile(tree), _environment.make_globals(None))
+    return Template.from_code(_environment, _environment.compile(tree), dict(_environment.globals))
 
 
 def parse_template(source: str) -> nodes.Template:
@@ -53,13 +58,14 @@ def parse_template(source: str) -> nodes.Template:
     return _environment.parse(source)
 
 
-def render_template(template: Template, variables: Mapping[str, Any]) -> str:
+def render_template(template: Template, variables: Mapping[str, Any], cpu_seconds: float = CPU_SECONDS) -> str:
     """
     Raises:
-        jinja2.TemplateError: the template refuses what it is given, or a limit is reached.
+        OutOfTime: it takes longer.
+        jinja2.TemplateError: the template refuses what it is given, or another limit is reached.
         Exception: anything else that can go wrong in a program.
     """
-    token = _deadline.set(time.thread_time() + CPU_SECONDS)
+    token = _deadline.set(time.thread_time() + cpu_seconds)
     try:
         size, pieces = 0, []
         for piece in template.generate(**variables):
@@ -76,7 +82,7 @@ def _watched(values: Iterable[Any]) -> Iterator[Any]:
     deadline = _deadline.get()
     for value in values:
         if time.thread_time() > deadline:
-            raise TemplateError(f"it takes more than {CPU_SECONDS:g} seconds")
+            raise OutOfTime(f"it takes more than {CPU_SECONDS:g} seconds")
         yield value
 
 

@@ -14,7 +14,7 @@ import jinja2
 import msgspec
 import structlog
 
-from common.chat_environment import compile_template, render_template
+from common.chat_environment import CPU_SECONDS, OutOfTime, compile_template, render_template
 from common.chat_message import Message
 from common.chat_turns import turns, with_tools
 from common.errors import InvalidRequest, TemplateError
@@ -29,6 +29,10 @@ _NAMES_TAKEN = frozenset(
 )
 _END_MARK = secrets.token_hex(16)
 """Marks where the text to be continued ends; nobody can know it."""
+
+
+class TooSlow(TemplateError):
+    """The template used up its processor time."""
 
 
 class ChatTemplate:
@@ -84,6 +88,7 @@ class ChatTemplate:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
         variables: Mapping[str, Any] | None = None,
+        cpu_seconds: float = CPU_SECONDS,
     ) -> str:
         """The prompt. CPU-bound (microseconds to a second): call it off the event loop (`Validator.in_thread`).
 
@@ -96,8 +101,10 @@ class ChatTemplate:
             continue_final_message: the answer goes on from the assistant's last message, whose turn is left open. None:
                 if there is one that makes no calls, and `add_generation_prompt` is not True; as TGI does from 3.0.
             variables: more variables for the template (`chat_template_kwargs`).
+            cpu_seconds: processor time it may use.
 
         Raises:
+            TooSlow: it needs more.
             TemplateError: the model has no template, or the template refuses the conversation, in its own words.
             InvalidRequest: `variables` has names that are taken; both flags are True; there is nothing to continue.
         """
@@ -114,7 +121,9 @@ class ChatTemplate:
         if continued:
             messages = [*messages[:-1], _marked(messages[-1])]
         add = not continued if add_generation_prompt is None else add_generation_prompt
-        prompt = template.render(messages, list(tools) or None, {"add_generation_prompt": add, **variables})
+        prompt = template.render(
+            messages, list(tools) or None, {"add_generation_prompt": add, **variables}, cpu_seconds
+        )
         if not continued:
             return prompt
         end = prompt.rfind(_END_MARK)
@@ -143,11 +152,17 @@ class _Template:
             return False
 
     def render(
-        self, messages: Sequence[Message], tools: list[Mapping[str, Any]] | None, variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Message],
+        tools: list[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+        cpu_seconds: float = CPU_SECONDS,
     ) -> str:
         known = {"messages": turns(messages, self.traits), "tools": tools, "documents": None}
         try:
-            return render_template(self.template, {**self.special_tokens, **known, **variables})
+            return render_template(self.template, {**self.special_tokens, **known, **variables}, cpu_seconds)
+        except OutOfTime as error:
+            raise TooSlow(str(error)) from None
         except jinja2.TemplateError as error:
             raise TemplateError(str(error)) from None
         except Exception as error:  # a model's program met a client's data: whatever it raises is about these

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncIterator
 
@@ -46,7 +47,9 @@ async def body_pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
         raise _too_large(limit)
     parts = aiter(request.stream)
     left = limit
-    while part := await _next(parts):
+    coming = math.inf if request.content_length is None else request.content_length
+    while coming > 0 and (part := await _next(parts)):
+        coming -= len(part)
         for piece in (part,) if inflater is None else inflater.pieces(part):
             left -= len(piece)
             if left < 0:

@@ -8,12 +8,18 @@ import msgspec
 
 from common.calls.call import Origin
 from common.calls.head import DONE, answer_head
+from common.chat_environment import CPU_SECONDS
+from common.chat_template import TooSlow
 from common.protocols import openai_chat_rules as rules
 from common.protocols.openai_chat_answer import ChatFold
 from common.protocols.openai_chat_request import ChatRequest
 from common.served_models import Chosen
 from common.settings import Settings
 from common.validation import Ask, ValidRequest
+
+AT_ONCE_SECONDS = 0.001
+"""A short conversation's template may use so much processor time on the event loop, about what a thread costs; it takes some
+20 microseconds, or else a thread."""
 
 
 class ChatCall:
@@ -39,17 +45,29 @@ class ChatCall:
         self._conversation: rules.Conversation
 
     async def asks(self) -> Sequence[Ask]:
-        # Long histories, tools and templates take their time.
-        return [await self.model.validator.in_thread(self._ask)]
+        if rules.is_short(self._body):
+            try:
+                return [self._ask(AT_ONCE_SECONDS)]
+            except TooSlow:
+                pass  # A template has its ways.
+        # Long histories, tools and templates take their time, and so does tokenizing what they become.
+        return [await self.model.validator.in_thread(self._tokenized)]
 
     def fold(self, requests: Sequence[ValidRequest], origin: Origin) -> ChatFold:
         template = self.model.chat_template
         head = msgspec.structs.replace(self._head, created=origin.created)
         return ChatFold(rules.answer(self._body, self._conversation, requests[0], template, head, origin.key))
 
-    def _ask(self) -> Ask:
+    def _tokenized(self) -> Ask:
+        ask = self._ask()
+        if isinstance(ask.prompt, str):
+            ids = self.model.validator.tokenizer.ids(ask.prompt, add_special_tokens=ask.special_tokens)
+            ask = msgspec.structs.replace(ask, prompt=ids)
+        return ask
+
+    def _ask(self, cpu_seconds: float = CPU_SECONDS) -> Ask:
         conversation = self._conversation = rules.read_conversation(self._body)
         self.characters = conversation.characters
         template = self.model.chat_template
-        prompt = rules.prompt(self._body, conversation, template)
+        prompt = rules.prompt(self._body, conversation, template, cpu_seconds)
         return rules.ask(self._body, conversation, prompt, template, self._settings, self._adapter)

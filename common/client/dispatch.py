@@ -1,6 +1,9 @@
-"""Puts a job into its queue: one bounded script call."""
+"""Puts jobs into their queues: one bounded script call for all that are sent together."""
 
 from __future__ import annotations
+
+import asyncio
+import logging
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -10,40 +13,116 @@ from common.fair_queue import FAIR_QUEUE
 from common.queue_depth import retry_after
 from common.settings import Settings
 
+log = logging.getLogger(__name__)
+
+BYTES_PER_CALL = 1_000_000
+"""Redis does nothing else meanwhile; a longer message goes alone."""
+
 SUBMIT = (
     FAIR_QUEUE
     + """
--- KEYS: queue. ARGV: jobs it may hold, message. Returns how many waited before, and if that was too many, -1 and how many
--- seconds they will wait.
-local waiting = jobs_waiting(KEYS[1])
-if waiting >= tonumber(ARGV[1]) then return {-1, seconds_to_drain(KEYS[1], seconds_now())} end
-put(KEYS[1], ARGV[2], false)
-return {waiting, 0}
+-- KEYS: the queue of each message. ARGV: jobs a queue may hold, messages. Returns two numbers for each: how many waited
+-- before and 0, or, if that was too many, -1 and how many seconds they will wait.
+local limit, outcome = tonumber(ARGV[1]), {}
+for i, queue in ipairs(KEYS) do
+  local waiting = jobs_waiting(queue)
+  if waiting >= limit then
+    outcome[2 * i - 1], outcome[2 * i] = -1, seconds_to_drain(queue, seconds_now())
+  else
+    put(queue, ARGV[i + 1], false)
+    outcome[2 * i - 1], outcome[2 * i] = waiting, 0
+  end
+end
+return outcome
 """
 )
 
 
+class Push:
+    """One message on its way into its queue.
+
+    `done` gets how many jobs of all tenants were waiting before it, None if it was never sent because it was not `wanted` any
+    more, or an error:
+
+        Overloaded: the queue is full; the message is not in it. `retry_after` says when what waits should have been taken.
+        ServiceUnavailable: Redis did not answer or refused. The message *may* be in the queue: cancel it.
+    """
+
+    __slots__ = ("done", "message", "queue", "wanted")
+
+    def __init__(self, queue: str, message: bytes, done: asyncio.Future[int | None]) -> None:
+        self.queue = queue
+        self.message = message
+        self.done = done
+        self.wanted = True
+        """Made False, it is not sent any more unless it is under way already."""
+
+
 class Dispatcher:
-    """Sends messages to queues that hold `queue_limit` messages at most, those of all tenants together."""
+    """Sends messages to queues that hold `queue_limit` messages at most, those of all tenants together.
+
+    One call at a time, with everything that has come since the last one: a call costs a process as much as all else that
+    it does with Redis for a request.
+    """
 
     def __init__(self, redis_client: redis.asyncio.Redis, settings: Settings) -> None:
         self._submit = redis_client.register_script(SUBMIT)
         self._limit = settings.queue_limit
+        self._timeout = settings.redis_timeout
+        self._pushes: list[Push] = []
+        self._wake = asyncio.Event()
 
-    async def push(self, queue: str, message: bytes) -> int:
-        """Append `message` to what its tenant has in `queue`, unless the queue is full; returns how many jobs of all
-        tenants were waiting before it.
+    def push(self, queue: str, message: bytes) -> Push:
+        """Append `message` to what its tenant has in `queue`, unless the queue is full; never waits."""
+        push = Push(queue, message, asyncio.get_running_loop().create_future())
+        self._pushes.append(push)
+        self._wake.set()
+        return push
 
-        The caller bounds the time (`asyncio.timeout`).
+    async def run(self) -> None:
+        """Send until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while batch := self._next():
+                await self._send(batch)
 
-        Raises:
-            Overloaded: the queue is full; the message is not in it. `retry_after` says when what waits should have been taken.
-            ServiceUnavailable: Redis did not answer or refused. The message *may* be in the queue: cancel it.
-        """
+    def close(self) -> None:
+        """What has not been sent is not sent any more."""
+        for push in self._pushes:
+            push.done.set_result(None)
+        self._pushes = []
+
+    def _next(self) -> list[Push]:
+        batch: list[Push] = []
+        size = 0
+        for place, push in enumerate(self._pushes):
+            if not push.wanted:
+                push.done.set_result(None)
+                continue
+            size += len(push.message)
+            if batch and size > BYTES_PER_CALL:
+                self._pushes = self._pushes[place:]
+                return batch
+            batch.append(push)
+        self._pushes = []
+        return batch
+
+    async def _send(self, batch: list[Push]) -> None:
+        outcome: list[int] = []
         try:
-            waiting, seconds = await self._submit(keys=[queue], args=[self._limit, message])
-        except (RedisError, OSError) as error:
-            raise ServiceUnavailable("The queue cannot be reached") from error
-        if waiting < 0:
-            raise Overloaded("Model is overloaded", retry_after=retry_after(seconds))
-        return int(waiting)
+            async with asyncio.timeout(self._timeout):
+                outcome = await self._submit(
+                    keys=[push.queue for push in batch], args=[self._limit, *(push.message for push in batch)]
+                )
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning("%d jobs could not be queued: %s", len(batch), type(error).__name__)
+        finally:  # whatever happens: somebody waits for each
+            for place, push in enumerate(batch):
+                if not outcome:
+                    push.done.set_exception(ServiceUnavailable("The queue cannot be reached"))
+                elif (waiting := outcome[2 * place]) >= 0:
+                    push.done.set_result(waiting)
+                else:
+                    seconds = retry_after(outcome[2 * place + 1])
+                    push.done.set_exception(Overloaded("Model is overloaded", retry_after=seconds))

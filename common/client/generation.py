@@ -86,11 +86,12 @@ class GenerationClient:
         self._relay = Relay(settings, self.keys.reply(self.process_id), self._watch, self._control, self.counters)
         self._resender = Resender(self.redis, self.keys, settings, self.counters)
         self._queue_watch = QueueWatch(self.redis, self.keys, self._relay.streams)
+        self._dispatcher = Dispatcher(self.redis, settings)
         self._parts = Parts(
             settings=settings,
             keys=self.keys,
             relay=self._relay,
-            dispatcher=Dispatcher(self.redis, settings),
+            dispatcher=self._dispatcher,
             resender=self._resender,
             control=self._control,
             watch=self._watch,
@@ -131,6 +132,7 @@ class GenerationClient:
         self._last_sweep = time.monotonic()
         self._tasks = [
             asyncio.create_task(keep_running(self._relay.run, "relay")),
+            asyncio.create_task(keep_running(self._dispatcher.run, "dispatcher")),
             asyncio.create_task(keep_running(self._control.run, "control sender")),
             asyncio.create_task(keep_running(self._resender.run, "resender")),
             asyncio.create_task(keep_running(self._queue_watch.run, "queue watch")),
@@ -148,6 +150,7 @@ class GenerationClient:
         for stream in list(self._relay.streams.values()):
             stream.close()
         await stop_tasks(self._tasks)
+        self._dispatcher.close()
         await self._control.close(self.settings.redis_timeout)
         if self._owns_redis:
             await self.redis.aclose()

@@ -13,6 +13,7 @@ import msgspec
 
 from common.client.attempts import Attempts
 from common.client.counters import Cause
+from common.client.dispatch import Push
 from common.client.failover import NextAttempt, Outcome, SentMessage
 from common.client.frame_order import FrameOrder
 from common.client.hearing import Hearing
@@ -73,7 +74,8 @@ class TokenStream:
         self._hearing = Hearing(now)
         self._message: SentMessage | None = None
         """The newest attempt's, unless it is known to have left the queue."""
-        self._sending: asyncio.Task[None] | None = None
+        self._push: Push | None = None
+        """The first attempt's."""
         self._sent = False
         """Whether a message may be in the queue."""
         self._ended = self._resumed = False
@@ -119,7 +121,7 @@ class TokenStream:
     async def __aenter__(self) -> Self:
         if self.error is not None:
             raise self.error  # Closed before it began.
-        if self._sending is not None:
+        if self._push is not None:
             raise RuntimeError("a token stream is entered once")
         if self._ended:
             return self
@@ -129,10 +131,8 @@ class TokenStream:
             self.timings.queued = time.monotonic()
             self._send_again("resumed", self.timings.queued)
             return self
-        # In a task of its own: when the caller is cancelled, what became of the push must still be known.
-        self._sending = asyncio.create_task(self._send())
         try:
-            await asyncio.shield(self._sending)
+            await self._send()
         except BaseException:
             self.close()
             raise
@@ -351,9 +351,12 @@ class TokenStream:
         message = self._message = SentMessage.of(self.job, self._queue)
         try:
             async with asyncio.timeout(self._settings.redis_timeout):
-                await self._parts.relay.wait_connected()
+                if not self._parts.relay.connected:
+                    await self._parts.relay.wait_connected()
                 self._sent = True
-                await self._parts.dispatcher.push(self._queue, message.message)
+                self._push = self._parts.dispatcher.push(self._queue, message.message)
+                # When the caller is cancelled, what becomes of the push must still be known.
+                await asyncio.shield(self._push.done)
         except Overloaded:
             self._sent = False
             raise
@@ -370,14 +373,19 @@ class TokenStream:
     def _fail(self, error: TgqError) -> None:
         """End the request from this side and cancel its job, after the push if that is still under way."""
         self._end(error)
-        if self._sending is None or self._sending.done():
-            self._cancel_job(self._sending)
+        if self._push is None or self._push.done.done():
+            self._cancel_job()
         else:
-            self._sending.add_done_callback(self._cancel_job)
+            self._push.wanted = False
+            self._push.done.add_done_callback(self._not_wanted)
 
-    def _cancel_job(self, sending: asyncio.Task[None] | None) -> None:
-        if sending is not None and not sending.cancelled():
-            sending.exception()  # Marks it as seen: the one who waited for it may be gone.
+    def _not_wanted(self, pushed: asyncio.Future[int | None]) -> None:
+        error = pushed.exception()
+        if isinstance(error, Overloaded) or (error is None and pushed.result() is None):
+            self._sent = False
+        self._cancel_job()
+
+    def _cancel_job(self) -> None:
         if self._sent:
             message = None if self._message is None else self._message.message
             self._parts.control.cancel(self.job.id, self._queue, message, self.job.attempt)

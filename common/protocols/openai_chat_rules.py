@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from common.chat_environment import CPU_SECONDS
 from common.chat_message import Message
 from common.chat_template import ChatTemplate
 from common.errors import InvalidRequest
@@ -18,7 +19,9 @@ from common.protocols.openai_chat_request import ChatRequest
 from common.protocols.response_format import read_response_format
 from common.protocols.tools import ToolUse, read_tools
 from common.settings import Settings
-from common.validation import Ask, ValidRequest
+from common.validation import SHORT_TEXT, Ask, ValidRequest
+
+SHORT_MESSAGES = 8
 
 
 class Conversation(Struct, frozen=True):
@@ -34,6 +37,14 @@ class Conversation(Struct, frozen=True):
 
 def choices(request: ChatRequest) -> int:
     return 1 if request.n is None else request.n
+
+
+def is_short(request: ChatRequest) -> bool:
+    """Whether reading and rendering it takes about as long as waking a thread for it: a few plain messages."""
+    if request.tools or request.chat_template_kwargs or len(request.messages) > SHORT_MESSAGES:
+        return False
+    texts = [message.get("content") for message in request.messages if isinstance(message, dict)]
+    return sum(len(text) if isinstance(text, str) else SHORT_TEXT + 1 for text in texts) <= SHORT_TEXT
 
 
 def check_combination(request: ChatRequest, settings: Settings) -> None:
@@ -63,10 +74,16 @@ def read_conversation(request: ChatRequest) -> Conversation:
     return Conversation(read_messages(request.messages), tools)
 
 
-def prompt(request: ChatRequest, conversation: Conversation, template: ChatTemplate) -> str:
+def prompt(
+    request: ChatRequest, conversation: Conversation, template: ChatTemplate, cpu_seconds: float = CPU_SECONDS
+) -> str:
     """The conversation in the model's own form. CPU-bound.
 
+    Args:
+        cpu_seconds: see `ChatTemplate.render`.
+
     Raises:
+        TooSlow: it needs more than `cpu_seconds`.
         TemplateError: the model cannot chat, or its template refuses the conversation.
         InvalidRequest: variables are given that are none, or flags that do not go together.
     """
@@ -79,6 +96,7 @@ def prompt(request: ChatRequest, conversation: Conversation, template: ChatTempl
         continue_final_message=request.continue_final_message,
         variables={name: value for name, value in variables.items() if value is not None}
         | (request.chat_template_kwargs or {}),
+        cpu_seconds=cpu_seconds,
     )
 
 

@@ -262,7 +262,10 @@ async def test_retry_after_knows_what_waits_in_the_queue(redis_url: str) -> None
         queue = KEYS.queue(settings.model_name, "interactive")
         parameters = GenerationParameters(max_new_tokens=999, seed=0)
         job = Job(id="r", model="m", prompt_ids=[1], parameters=parameters, submitted_at=0.0)
-        await Dispatcher(client, settings).push(queue, celery_message(job, queue))
+        dispatcher = Dispatcher(client, settings)
+        running = asyncio.create_task(dispatcher.run())
+        await dispatcher.push(queue, celery_message(job, queue)).done
+        running.cancel()
         now = (await client.time())[0]
         # A thousandth of what waits was taken in all the time there was: longer than anybody is told to wait.
         await client.hset(f"{queue}:drained", mapping={"sum": job.cost / 1000, "at": now, "since": now - 1000})
