@@ -58,14 +58,17 @@ def parse_template(source: str) -> nodes.Template:
     return _environment.parse(source)
 
 
-def render_template(template: Template, variables: Mapping[str, Any], cpu_seconds: float = CPU_SECONDS) -> str:
+def render_template(template: Template, variables: Mapping[str, Any], cpu_seconds: float | None = None) -> str:
     """
+    Args:
+        cpu_seconds: processor time it may use, if not `CPU_SECONDS`.
+
     Raises:
-        OutOfTime: it takes longer.
+        OutOfTime: it needs more.
         jinja2.TemplateError: the template refuses what it is given, or another limit is reached.
         Exception: anything else that can go wrong in a program.
     """
-    token = _deadline.set(time.thread_time() + cpu_seconds)
+    token = _deadline.set(time.thread_time() + (CPU_SECONDS if cpu_seconds is None else cpu_seconds))
     try:
         size, pieces = 0, []
         for piece in template.generate(**variables):

@@ -14,7 +14,7 @@ import jinja2
 import msgspec
 import structlog
 
-from common.chat_environment import CPU_SECONDS, OutOfTime, compile_template, render_template
+from common.chat_environment import OutOfTime, compile_template, render_template
 from common.chat_message import Message
 from common.chat_turns import turns, with_tools
 from common.errors import InvalidRequest, TemplateError
@@ -88,7 +88,7 @@ class ChatTemplate:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
         variables: Mapping[str, Any] | None = None,
-        cpu_seconds: float = CPU_SECONDS,
+        cpu_seconds: float | None = None,
     ) -> str:
         """The prompt. CPU-bound (microseconds to a second): call it off the event loop (`Validator.in_thread`).
 
@@ -101,7 +101,7 @@ class ChatTemplate:
             continue_final_message: the answer goes on from the assistant's last message, whose turn is left open. None:
                 if there is one that makes no calls, and `add_generation_prompt` is not True; as TGI does from 3.0.
             variables: more variables for the template (`chat_template_kwargs`).
-            cpu_seconds: processor time it may use.
+            cpu_seconds: processor time it may use; `chat_environment.CPU_SECONDS` if None.
 
         Raises:
             TooSlow: it needs more.
@@ -156,7 +156,7 @@ class _Template:
         messages: Sequence[Message],
         tools: list[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
-        cpu_seconds: float = CPU_SECONDS,
+        cpu_seconds: float | None = None,
     ) -> str:
         known = {"messages": turns(messages, self.traits), "tools": tools, "documents": None}
         try:

@@ -8,7 +8,6 @@ import msgspec
 
 from common.calls.call import Origin
 from common.calls.head import DONE, answer_head
-from common.chat_environment import CPU_SECONDS
 from common.chat_template import TooSlow
 from common.protocols import openai_chat_rules as rules
 from common.protocols.openai_chat_answer import ChatFold
@@ -65,7 +64,7 @@ class ChatCall:
             ask = msgspec.structs.replace(ask, prompt=ids)
         return ask
 
-    def _ask(self, cpu_seconds: float = CPU_SECONDS) -> Ask:
+    def _ask(self, cpu_seconds: float | None = None) -> Ask:
         conversation = self._conversation = rules.read_conversation(self._body)
         self.characters = conversation.characters
         template = self.model.chat_template

@@ -7,7 +7,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from common.chat_environment import CPU_SECONDS
 from common.chat_message import Message
 from common.chat_template import ChatTemplate
 from common.errors import InvalidRequest
@@ -75,7 +74,7 @@ def read_conversation(request: ChatRequest) -> Conversation:
 
 
 def prompt(
-    request: ChatRequest, conversation: Conversation, template: ChatTemplate, cpu_seconds: float = CPU_SECONDS
+    request: ChatRequest, conversation: Conversation, template: ChatTemplate, cpu_seconds: float | None = None
 ) -> str:
     """The conversation in the model's own form. CPU-bound.
 
@@ -83,7 +82,7 @@ def prompt(
         cpu_seconds: see `ChatTemplate.render`.
 
     Raises:
-        TooSlow: it needs more than `cpu_seconds`.
+        TooSlow: it needs more.
         TemplateError: the model cannot chat, or its template refuses the conversation.
         InvalidRequest: variables are given that are none, or flags that do not go together.
     """
