@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
-
-import msgspec
 
 from common.client.attempts import Attempts
 from common.client.counters import Cause
@@ -20,6 +17,7 @@ from common.client.hearing import Hearing
 from common.client.parts import Parts
 from common.client.progress import Progress, TokensMissing
 from common.client.queue_watch import Watched
+from common.client.time_limits import TimeLimits, with_deadline
 from common.client.timings import Timings
 from common.client.token_buffer import TokenBuffer
 from common.errors import (
@@ -35,8 +33,6 @@ from common.errors import (
 from common.wire import Accepted, Cancelled, Failed, Finish, Frame, FrameBody, Job, Tokens
 
 _ENDED_BY_WORKER: set[Cause] = {"worker_failed", "handed_over", "cancelled"}
-SILENT_STALLS = 3.0
-"""Stall limits after which silence is an error whatever the reason: Redis that comes and goes, for example."""
 
 
 class TokenStream:
@@ -50,14 +46,8 @@ class TokenStream:
     def __init__(self, job: Job, parts: Parts, timeout: float | None = None) -> None:
         now, unix_now = time.monotonic(), time.time()
         settings = parts.settings
-        self._queue_wait = settings.queue_timeout if job.deadline is None else job.deadline - unix_now
-        # Batch jobs give way to interactive ones, even when they run: they may be silent for as long as they may wait.
-        patience = self._queue_wait if job.job_class == "batch" else 0.0
-        self._stall_limit = max(settings.stall_timeout, patience)
-        self._total_at = math.inf if timeout is None else now + timeout
-        self._give_up_at = now + self._queue_wait
-        if timeout is not None and (job.deadline is None or job.deadline > unix_now + timeout):
-            job = msgspec.structs.replace(job, deadline=unix_now + timeout)
+        self._limits = TimeLimits(job, settings, timeout, now, unix_now)
+        job = with_deadline(job, timeout, unix_now)
         self.timings = Timings(submitted=now)
         self.finish: Finish | None = None
         """Set once the last token has arrived; of several children that of the last to end."""
@@ -210,10 +200,10 @@ class TokenStream:
     def check(self, now: float) -> None:
         """See `Receiver`."""
         worker = self._order.worker
-        if now >= self._total_at:
+        if now >= self._limits.total_at:
             self._fail(DeadlineExceeded("The request was not finished in time", reason="total"))
         elif worker is None:
-            if now >= self._give_up_at:
+            if self._limits.waited_too_long(now):
                 self._fail(DeadlineExceeded("No worker took the request in time", reason="queue_wait"))
         else:
             self._check_worker(worker, now)
@@ -221,9 +211,9 @@ class TokenStream:
             self._ask(now)
 
     def _check_worker(self, worker: str, now: float) -> None:
-        relay, heard_at, limit = self._parts.relay, self._hearing.progress_at, self._stall_limit
+        relay, heard_at, limit = self._parts.relay, self._hearing.progress_at, self._limits.stall
         silence = now - max(heard_at, relay.changed_at)
-        if now - heard_at > SILENT_STALLS * limit:
+        if now - heard_at > self._limits.too_long_silence:
             self._fail(IncompleteGeneration("The worker has gone silent", reason="stall"))
         elif not relay.connected:
             if silence > limit:
@@ -326,12 +316,12 @@ class TokenStream:
             self._give_up()
             return
         if worker is not None:
-            self._give_up_at = now + self._queue_wait
+            self._limits.waits_again(now)
         self._send_again(cause, now)
 
     def _send_again(self, cause: Cause, now: float) -> None:
         attempts = self._attempts
-        job = attempts.next(time.time() + max(min(self._give_up_at, self._total_at) - now, 0.0))
+        job = attempts.next(time.time() + self._limits.left_to_wait(now))
         self._order = FrameOrder(job.attempt)
         self._hearing = Hearing(now)
         self._message = self.watched = None
