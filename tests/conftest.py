@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 
 from ops.embedded_redis import EmbeddedRedis
 
@@ -14,6 +15,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Engines that each take every core spin against one another. Set before torch is loaded, here or in a child.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TGQ_ENGINE_THREADS", "1")
+
+# On a busy machine all input is slow to make.
+settings.register_profile("patient", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

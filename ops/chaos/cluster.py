@@ -126,9 +126,10 @@ class Cluster:
         await asyncio.to_thread(self._stop)
 
     def terminate(self, member: Member) -> None:
-        """SIGTERM: it has to end with status 0."""
-        member.asked_to_stop = True
-        member.part.terminate()
+        """SIGTERM, unless a fault that overlaps has sent one: a second one means at once. It has to end with status 0."""
+        if not member.asked_to_stop:
+            member.asked_to_stop = True
+            member.part.terminate()
 
     async def kill(self, member: Member) -> None:
         """SIGKILL to the process alone: what it started must notice by itself."""

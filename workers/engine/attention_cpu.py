@@ -30,7 +30,7 @@ from workers.engine.attention import (
     with_sinks,
 )
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 _KERNEL_ROWS = 32
 """Rows of queries that it takes at once. What is left of more of them would be multiplied in another way."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import SiLUActivation
 
 from workers.engine.attention import AttentionBatch, LayerOptions
 
@@ -76,6 +77,7 @@ class FusedLayer(nn.Module):
         self._all_heads = self._heads + 2 * self._kv_heads
         self._options = options
         self._rotation = rotation
+        self._silu = isinstance(activation, (nn.SiLU, SiLUActivation))
 
     def forward(
         self,
@@ -86,17 +88,18 @@ class FusedLayer(nn.Module):
         **_: Any,
     ) -> Tensor:
         """`[1, tokens, width]` to the same; what else transformers hands to a layer concerns its masks and caches."""
-        # What torch's modules do to find their parts takes as long as the smaller operations.
+        # What torch's modules do to find their parts and to call them takes as long as the smaller operations.
         parts: dict[str, Any] = self._modules
         tokens = hidden_states.shape[1]
-        heads = parts["qkv_proj"](self._attention_norm(hidden_states)).view(tokens, self._all_heads, -1)
+        heads = parts["qkv_proj"].forward(self._attention_norm(hidden_states)).view(tokens, self._all_heads, -1)
         turning, value = heads.split_with_sizes((self._heads + self._kv_heads, self._kv_heads), 1)
         turned = self._rotate(turning, *self._rotation.of(position_embeddings))
         query, key = turned.split_with_sizes((self._heads, self._kv_heads), 1)
         answer = batch.attend(self._layer, query, key, value, self._options)
-        hidden: Tensor = parts["o_proj"](answer.view(1, tokens, -1)).add_(hidden_states)
-        gate, up = parts["gate_up_proj"](self._feed_norm(hidden)).chunk(2, -1)
-        return hidden.add_(parts["down_proj"](parts["activation"](gate).mul_(up)))
+        hidden: Tensor = parts["o_proj"].forward(answer.view(1, tokens, -1)).add_(hidden_states)
+        gate, up = parts["gate_up_proj"].forward(self._feed_norm(hidden)).chunk(2, -1)
+        active = nn.functional.silu(gate, inplace=True) if self._silu else parts["activation"](gate)
+        return hidden.add_(parts["down_proj"].forward(active.mul_(up)))
 
     @staticmethod
     def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

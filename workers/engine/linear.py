@@ -50,7 +50,9 @@ class MklLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.numel() // self.in_features
         if rows == 1 and self._single is not None:
-            return self._single(x.reshape(-1)).view(*x.shape[:-1], -1)
+            if x.dim() == 3:
+                return self._single(x)
+            return self._single(x.reshape(1, 1, -1)).view(*x.shape[:-1], -1)
         if rows == 0:
             return x.new_empty(*x.shape[:-1], self.out_features)
         # The last argument claims that the weight was packed for this number of rows; otherwise it would not be used.
@@ -68,7 +70,7 @@ class MklLinear(nn.Module):
             return  # MKL adds it first.
         single = SingleRow(weight, memory)
         x = torch.linspace(0, 50, 2 * self.in_features).cos().view(2, -1)
-        if torch.equal(single(x[1]), self(x)[1]):
+        if torch.equal(single(x[1].view(1, 1, -1)).view(-1), self(x)[1]):
             self._single = single
 
 
