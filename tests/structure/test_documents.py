@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from common.errors import TgqError
 from common.settings import Settings
 from ops.cli import app
 from ops.configuration import variables
@@ -97,6 +98,24 @@ def test_paths_exist(document: Path) -> None:
     """Files and folders in backticks, from the root or beside the document."""
     paths = re.findall(r"`((?:common|web|workers|ops|tests|docs)/[\w./-]*\w)`", document.read_text())
     assert not [path for path in paths if not (ROOT / path).exists()]
+
+
+def test_every_setting_is_in_the_documents() -> None:
+    texts = "".join(document.read_text() for document in DOCUMENTS if document.name != "CHANGELOG.md")
+    names = {Settings.variable(name).upper() for name in Settings.model_fields}
+    assert {name for name in names if f"`{name}" not in texts} == {"TGQ_ENGINE_TARGET"}  # for benches and tests
+
+
+def test_every_error_is_in_the_table_of_statuses() -> None:
+    table = (ROOT / "docs/api-differences.md").read_text()
+    rows = re.findall(r"^\| ((?:\d{3}(?:, )?)+) \| .+ \| (.+) \|$", table, re.MULTILINE)
+    told = {
+        (int(status), word) for statuses, words in rows for status in statuses.split(", ") for word in words.split(", ")
+    }
+    errors = [TgqError]
+    for error in errors:
+        errors += error.__subclasses__()
+    assert {(error.status, f"`{error.error_type}`") for error in errors} <= told
 
 
 def test_the_map_is_one() -> None:
