@@ -81,10 +81,11 @@ class Fleet:
             name: a worker's id, or the beginning or end of one.
 
         Raises:
-            Unknown: it is none of theirs, or several workers'.
+            Unknown: it is none of theirs, or several workers', or of one that hears nothing yet.
         """
         worker = _one(name, self.workers())
-        self._client.publish(self._keys.control_of(worker.id), encode_msgpack(Pause(paused)))
+        if not self._client.publish(self._keys.control_of(worker.id), encode_msgpack(Pause(paused))):
+            raise Unknown(f"{worker.id} does not hear: it is {shown_state(worker)}; try again once it is ready")
         return worker
 
     def wait(self, worker: str, states: Sequence[str], seconds: float | None) -> WorkerRecord | None:

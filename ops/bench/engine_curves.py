@@ -29,9 +29,11 @@ def draw(path: Path, reports: dict[str, Report], peers: dict[str, dict[str, dict
         title="A decode step beside the machine's limit", xlabel="sequences at once", ylabel="share", ylim=(0, 1.05)
     )
     prefill.set(title="Prefill", xlabel="tokens of the prompt", ylabel="tokens per second")
-    for axes in (rates, shares, prefill):
+    for axes, ticks in ((rates, WIDTHS), (shares, WIDTHS), (prefill, tuple(PREFILLS))):
         axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=80)
     pyplot.close(figure)

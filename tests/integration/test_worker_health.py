@@ -1,4 +1,4 @@
-"""`tgq worker-health`, as the probes of containers ask it."""
+"""`tgq worker-health`, as the probes of containers ask it; and a worker that does not hear operators yet."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import redis
 
 from common.keys import Keys
 from common.wire import WorkerRecord, WorkerState, encode_json
+from ops.commands.fleet import drain
 from ops.commands.worker_health import run
 from ops.configuration import Configuration
 
@@ -42,6 +43,16 @@ def test_a_worker_that_beats_is_alive_and_loaded_once_it_was_ready(
 def test_other_hosts_workers_do_not_count(redis_url: str) -> None:
     beat(redis_url, "ready", "elsewhere")
     assert run(configuration(redis_url), loaded=False) == DEAD
+
+
+def test_a_worker_that_does_not_hear_yet_is_not_said_to_drain(
+    redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beat(redis_url, "starting", "here")
+    assert drain(configuration(redis_url), ["w"], wait=None) == 1
+    told = capsys.readouterr()
+    assert not told.out
+    assert "w does not hear: it is starting" in told.err
 
 
 def test_a_redis_that_is_away_kills_no_worker() -> None:

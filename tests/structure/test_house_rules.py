@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 from common.field_docs import field_docs
 from common.settings import Settings
-from ops.cli import app
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("common", "web", "workers", "ops")
@@ -72,33 +70,6 @@ def test_every_redis_name_is_described() -> None:
     made = set(re.findall(r"\{self\.prefix\}:(\w+)", keys))
     # kombu wants a name for a lock that nobody ever writes.
     assert made - described <= {"unacked_mutex"}
-
-
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
-def test_commands_in_documents_exist(document: str) -> None:
-    code = "\n".join(re.findall(r"```.*?```|`[^`\n]+`", (ROOT / document).read_text(), re.DOTALL))
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    commands = set(getattr(get_command(app), "commands", {}))
-    used_targets = set(re.findall(r"\bmake ([a-z-]+)", code))
-    used_commands = set(re.findall(r"\btgq ([a-z-]+)", code))
-    assert used_targets
-    assert used_targets <= targets
-    assert used_commands <= commands
-
-
-def test_variables_in_the_readme_are_settings() -> None:
-    text = (ROOT / "README.md").read_text()
-    known = {Settings.variable(name).upper() for name in Settings.model_fields}
-    used = set(re.findall(r"`((?:TGQ|MAX|REDIS|MODEL|WEB)_[A-Z_]+)`", text))
-    assert used
-    assert used <= known
-
-
-def test_paths_in_the_map_exist() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    paths = re.findall(r"^\s*- `([\w./-]+)`", text, re.MULTILINE)
-    assert len(paths) > 20
-    assert not [path for path in paths if not (ROOT / path).exists()]
 
 
 def test_the_makefile_installs_what_is_pinned() -> None:
