@@ -117,7 +117,7 @@ _GROUPS: dict[str, tuple[TgiFlag, ...]] = {
         _set("--cors-allow-origin", "origin that browsers may call from; none for all", repeats=True),
         _set("--api-key", "key that callers send as `Authorization: Bearer`"),
         _set("--graceful-termination-timeout", "seconds for running requests at the end", short="-g"),
-        _refuse("--ngrok", "no tunnel is opened; put a proxy in front (ops/nginx)", harmless=("false",), switch=True),
+        _refuse("--ngrok", "no tunnel is opened; put a proxy in front (ops/nginx)", switch=True),
         _ignore("--ngrok-authtoken", "no tunnel is opened"),
         _ignore("--ngrok-edge", "no tunnel is opened"),
     ),
