@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from common import __version__
+from ops import completion
 from ops.commands import batch
 from ops.configuration import Configuration
 from ops.options import with_settings
@@ -19,14 +20,15 @@ from ops.program import run_program
 from ops.service_options import Key, Url, service_url
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_WORKERS = typer.Argument(metavar="WORKER", help="Ids from `tgq ps`, or their beginnings or ends.")
+_WORKERS = typer.Argument(
+    metavar="WORKER", help="Ids from `tgq ps`, or their beginnings or ends.", autocompletion=completion.workers
+)
 Workers = Annotated[list[str], _WORKERS]
 
 app = typer.Typer(
     name="tgq",
     help="Text generation on a queue. Every setting is a flag and an environment variable; `tgq env` shows them all.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(batch.app)
@@ -80,6 +82,15 @@ def worker(configuration: Configuration) -> int:
     return run(configuration)
 
 
+@app.command("batch-worker")
+@with_settings
+def batch_worker(configuration: Configuration) -> int:
+    """Run a batch runner: it takes batches line by line through the queue, behind live requests."""
+    from ops.commands.batch_worker import run
+
+    return run(configuration)
+
+
 @app.command()
 def chat(
     question: Annotated[
@@ -110,15 +121,6 @@ def chat(
     asked = question if quick is None else quick
     status = run(asked, url=service_url(url), api_key=api_key, model=model, system=system, parameters=parameters)
     raise typer.Exit(status)
-
-
-@app.command("batch-worker")
-@with_settings
-def batch_worker(configuration: Configuration) -> int:
-    """Run a batch runner: it takes batches line by line through the queue, behind live requests."""
-    from ops.commands.batch_worker import run
-
-    return run(configuration)
 
 
 @app.command()
@@ -174,7 +176,12 @@ def running(
 def cancel(
     configuration: Configuration,
     requests: Annotated[
-        list[str], typer.Argument(metavar="REQUEST", help="Ids from `tgq running`, or their beginnings.")
+        list[str],
+        typer.Argument(
+            metavar="REQUEST",
+            help="Ids from `tgq running`, or their beginnings.",
+            autocompletion=completion.requests,
+        ),
     ],
 ) -> int:
     """Cancel requests; their callers get an error that says so."""
@@ -249,7 +256,7 @@ def watermark(
 
 def main() -> None:
     """Entry point of the `tgq` program."""
-    run_program(app)
+    run_program(lambda: app(prog_name="tgq"))
 
 
 if __name__ == "__main__":
