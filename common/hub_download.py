@@ -56,17 +56,17 @@ def _bar(progress: Progress | None, size: int) -> type[Any]:
     """
     lock = threading.Lock()
     bars: list[Any] = []
-    told_at = 0.0
+    told, told_at = 0, 0.0
 
     def tell() -> None:
-        nonlocal told_at
+        nonlocal told, told_at
         with lock:
             ahead = max(bars, key=lambda bar: bar.n)
-            total = max(int(ahead.total or 0), size)
-            now = time.monotonic()
-            if progress is not None and ahead.n and (now - told_at >= TELL_SECONDS or ahead.n >= total):
-                told_at = now
-                progress(int(ahead.n), max(int(ahead.n), total))
+            done, now = int(ahead.n), time.monotonic()
+            total = max(int(ahead.total or 0), size, done)
+            if progress is not None and done > told and (now - told_at >= TELL_SECONDS or done == total):
+                told, told_at = done, now
+                progress(done, total)
 
     class Bar(hub_bar):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:

@@ -157,7 +157,10 @@ class Worker:
     # -- what the engine's thread calls (`EngineListener`) --------------------------------------------------------------
 
     def on_progress(self, progress: LoadProgress) -> None:
+        news = progress.stage != self._dispatcher.loading.stage
         self._dispatcher.on_progress(progress)
+        if news:
+            self._heartbeat.beat_now()
         self._show(progress)
 
     def on_ready(self, ready: Ready) -> None:

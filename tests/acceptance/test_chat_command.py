@@ -14,10 +14,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from common.settings import Settings
 from ops.cli import app
 from ops.local_service import LocalService
 from tests.acceptance.observation import Observer
+from tests.hub import hub
 from tests.terminal import CTRL_C, CTRL_D, Terminal
+from tests.tiny_checkpoint import write_tiny_checkpoint
+from workers.engine.default_model import ensure_default_model
 
 TGQ = [sys.executable, "-P", "-m", "ops.cli"]
 LAUNCHER = [sys.executable, "-P", "-m", "ops.launcher.command"]
@@ -92,36 +96,58 @@ def test_what_goes_wrong_is_said(scripted_service: LocalService, arguments: list
     assert len(failed.stderr.splitlines()) == 1
 
 
-def test_the_launcher_of_tgi_serves(tmp_path: Path) -> None:
-    flags = "--hostname 127.0.0.1 --port 0 --num-shard 1 --max-input-length 700 --max-total-tokens=900 --api-key secret"
-    environment = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
-    environment |= {"MODEL_ID": "scripted", "TGQ_BATCH_WORKERS": "0", "MASTER_PORT": "29500"}
+def test_the_launcher_of_tgi_serves_a_model_of_the_hub(tmp_path: Path) -> None:
+    """Started as TGI is, with the model still to be fetched; up to the first answer."""
+    write_tiny_checkpoint(tmp_path / "model", ensure_default_model(Settings.of(), lambda stage, fraction: None))
+    flags = "--hostname 127.0.0.1 --port 0 --num-shard 1 --max-input-length 100 --max-total-tokens=200 --api-key secret"
+    environment = {name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "HF_HUB_OFFLINE")}
+    environment |= {"MODEL_ID": "owner/tiny", "TGQ_DEVICE": "cpu", "TGQ_BATCH_WORKERS": "0", "MASTER_PORT": "29500"}
     out, err = tmp_path / "out", tmp_path / "err"
-    with out.open("wb") as stdout, err.open("wb") as stderr:
-        command = [*LAUNCHER, *flags.split(), "--disable-custom-kernels", "--env"]
-        launcher = subprocess.Popen(command, env=environment, stdout=stdout, stderr=stderr, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 120
-        while not (found := re.search(r"^Ready: scripted on (\S+)", out.read_text(), re.MULTILINE)):
-            assert launcher.poll() is None, err.read_text()[-3000:]
-            assert time.monotonic() < deadline, err.read_text()[-3000:]
-            time.sleep(0.05)
-        command = [*TGQ, "chat", "--url", found[1], script(text="Here.")]
-        answered = subprocess.run(
-            command, env={**environment, "API_KEY": "secret"}, capture_output=True, text=True, timeout=60
+    with (
+        hub("owner/tiny", tmp_path / "model", bytes_per_second=8e6) as address,
+        out.open("wb") as stdout,
+        err.open("wb") as stderr,
+    ):
+        environment |= {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home")}
+        launcher = subprocess.Popen(
+            [*LAUNCHER, *flags.split(), "--huggingface-hub-cache", str(tmp_path / "hub"), "--usage-stats=off", "--env"],
+            env=environment,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
         )
-        assert (answered.stdout, answered.returncode) == ("Here.\n", 0), answered.stderr
-        refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-        assert refused.returncode == 1
-        assert "--api-key" in refused.stderr
-        launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait(timeout=60) == 0
-    finally:
-        if launcher.poll() is None:
-            os.killpg(launcher.pid, signal.SIGKILL)
-            launcher.wait()
-    assert re.search(r"^MAX_TOTAL_TOKENS +900 +--max-total-tokens$", out.read_text(), re.MULTILINE)
-    assert "secret" not in out.read_text() + err.read_text()
-    warning = next(line for line in err.read_text().splitlines() if "without effect" in line)
-    assert "--disable-custom-kernels: " in warning
+        try:
+            _use_until_it_ends(launcher, out, err)
+        finally:
+            if launcher.poll() is None:
+                os.killpg(launcher.pid, signal.SIGKILL)
+                launcher.wait()
+    assert re.search(r"^MAX_TOTAL_TOKENS +200 +--max-total-tokens$", out.read_text(), re.MULTILINE)
+    assert (tmp_path / "hub" / "models--owner--tiny").is_dir()
+    told = err.read_text()
+    assert "secret" not in out.read_text() + told
+    warning = next(line for line in told.splitlines() if "without effect" in line)
+    assert "--usage-stats: " in warning
     assert "MASTER_PORT: " in warning
+    # How far it is, a line for each stage, and nothing of what terminals are told.
+    assert re.search(r"^tgq: downloading the model: \d+% \([\d.]+ of 12\.\d MB\)$", told, re.MULTILINE)
+    assert re.search(r"^tgq: warming up: \d+% \(checking the \w+", told, re.MULTILINE)
+    assert not set(told) & {"\r", "\x1b"}
+
+
+def _use_until_it_ends(launcher: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not (found := re.search(r"^Ready: owner/tiny on (\S+)", out.read_text(), re.MULTILINE)):
+        assert launcher.poll() is None, err.read_text()[-3000:]
+        assert time.monotonic() < deadline, err.read_text()[-3000:]
+        time.sleep(0.05)
+    command = ["chat", "--url", found[1], "--max-tokens", "3", "--temperature", "0", "Hello"]
+    answered = CliRunner().invoke(app, command, env={"API_KEY": "secret"})
+    assert answered.exit_code == 0, answered.stderr
+    assert answered.stdout
+    assert answered.stderr == "tgq: the answer was cut off (length)\n"
+    refused = CliRunner().invoke(app, command, env={"API_KEY": None})
+    assert refused.exit_code == 1
+    assert "--api-key" in refused.stderr
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(timeout=60) == 0
