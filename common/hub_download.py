@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.utils import tqdm as hub_bar
+from huggingface_hub.utils.tqdm import tqdm as hub_bar
 
 Progress = Callable[[int, int], None]
 """Bytes so far, bytes in all."""
@@ -68,9 +68,9 @@ def _bar(progress: Progress | None, size: int) -> type[Any]:
                 told, told_at = done, now
                 progress(done, total)
 
-    class Bar(hub_bar):  # type: ignore[misc]
+    class Bar(hub_bar):
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "disable": True})
+            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
             self._counts_bytes = options.get("unit") == "B"
             if self._counts_bytes:
                 bars.append(self)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
+
+Tensor = np.ndarray[Any, np.dtype[np.float32]]
 
 _LAYERS, _WIDTH, _HEAD, _HIDDEN, _VOCABULARY = 2, 64, 16, 96, 49152
 _CONFIG = {
@@ -39,10 +42,10 @@ def write_tiny_checkpoint(folder: Path, tokenizer: Path) -> None:
         shutil.copy(tokenizer / name, folder)
     random = np.random.default_rng(1)
 
-    def weights(rows: int, columns: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    def weights(rows: int, columns: int) -> Tensor:
         return random.normal(0, 0.02, (rows, columns)).astype(np.float32)
 
-    layers = {"model.norm.weight": np.ones(_WIDTH, np.float32)}
+    layers: dict[str, Tensor] = {"model.norm.weight": np.ones(_WIDTH, np.float32)}
     for number in range(_LAYERS):
         layer = f"model.layers.{number}"
         for norm in ("input_layernorm", "post_attention_layernorm"):
@@ -52,7 +55,7 @@ def write_tiny_checkpoint(folder: Path, tokenizer: Path) -> None:
         layers[f"{layer}.mlp.gate_proj.weight"] = weights(_HIDDEN, _WIDTH)
         layers[f"{layer}.mlp.up_proj.weight"] = weights(_HIDDEN, _WIDTH)
         layers[f"{layer}.mlp.down_proj.weight"] = weights(_WIDTH, _HIDDEN)
-    files = {
+    files: dict[str, dict[str, Tensor]] = {
         "model-00001-of-00002.safetensors": {"model.embed_tokens.weight": weights(_VOCABULARY, _WIDTH)},
         "model-00002-of-00002.safetensors": layers,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import httpx2 as httpx
@@ -63,7 +63,7 @@ class ChatClient(ServiceClient):
             raise
         return models[0].id if models else None
 
-    def answer(self, messages: Sequence[Turn], model: str | None) -> Iterator[str]:
+    def answer(self, messages: Sequence[Turn], model: str | None) -> Generator[str]:
         """The answer, piece by piece. Closing the generator closes the connection, which cancels the request."""
         body = {**self._parameters, **({"model": model} if model else {}), "messages": messages, "stream": True}
         self.cut_off = None

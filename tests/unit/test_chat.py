@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -93,7 +93,7 @@ class Answers(ChatClient):
         self.closed = 0
         self._answers = list(answers)
 
-    def answer(self, messages: Sequence[Turn], model: str | None) -> Iterator[str]:
+    def answer(self, messages: Sequence[Turn], model: str | None) -> Generator[str]:
         self.asked.append([*messages])
         try:
             for piece in self._answers.pop(0):

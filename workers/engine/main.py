@@ -63,6 +63,7 @@ def load(settings: Settings, progress: Progress) -> tuple[ModelRunner, Tokenizer
         files = find_model(settings, weights=False)
         tokenizer = Tokenizer(files)
         return ScriptedModel(tokenizer, resolve_limits(settings, files.context_length), settings), tokenizer
+    progress("starting torch", 0.0)  # Importing it takes seconds.
     from workers.engine.model_loader import load_runner
 
     runner = load_runner(settings, progress)
