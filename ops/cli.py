@@ -95,7 +95,9 @@ def batch_worker(configuration: Configuration) -> int:
 def chat(
     question: Annotated[
         str | None,
-        typer.Argument(help="Ask this alone.", show_default="a terminal chats, standard input is a question"),
+        typer.Argument(
+            metavar="QUESTION", help="Ask this alone.", show_default="a terminal chats, standard input is a question"
+        ),
     ] = None,
     quick: Annotated[
         str | None, typer.Option("--quick", "-q", help="The same as QUESTION.", show_default=False)
