@@ -44,7 +44,7 @@ class LineView:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._stage = ""
+        self._stages: set[str] = set()
         self._next = 0.0
 
     def line(self, text: str) -> None:
@@ -55,12 +55,14 @@ class LineView:
 
     def progress(self, stage: str, fraction: float, detail: str = "") -> None:
         now = time.monotonic()
-        if now >= self._next or stage != self._stage:
-            self._stage, self._next = stage, now + SECONDS_BETWEEN_LINES
+        # Of several workers now the one, now the other may be told: what is no news is not said sooner for that.
+        if now >= self._next or stage not in self._stages:
+            self._stages.add(stage)
+            self._next = now + SECONDS_BETWEEN_LINES
             self.line(f"tgq: {stage}: {fraction:.0%}{f' ({detail})' if detail else ''}")
 
     def done(self) -> None:
-        self._stage = ""
+        self._stages.clear()
 
 
 class LinesOnly:

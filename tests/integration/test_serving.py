@@ -228,6 +228,7 @@ def test_progress_lines_are_rare_and_name_the_stage(monkeypatch: pytest.MonkeyPa
     for percent in range(100):
         view.progress("loading", percent / 100, f"{percent} of 100 MB")
     view.progress("ready", 1.0)
+    view.progress("loading", 0.99)
     LinesOnly(view).progress("never", 0.5)
     LinesOnly(view).line("said")
     assert stderr.getvalue().splitlines() == ["tgq: loading: 0% (0 of 100 MB)", "tgq: ready: 100%", "said"]

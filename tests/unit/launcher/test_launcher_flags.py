@@ -23,6 +23,7 @@ VALUES = {
     "--watermark-delta": "1.5",
     "--waiting-served-ratio": "1.2",
     "--cors-allow-origin": "https://a.example",
+    "--otlp-endpoint": "http://127.0.0.1:4318",
     "LOG_LEVEL": "debug",
     "PREFIX_CACHING": "0",
     "USE_PREFIX_CACHING": "false",
