@@ -93,6 +93,8 @@ def configure_logging(settings: Settings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.log_level.upper())
+    # It logs every address it asks, and those of the hub's files are signed: who has one may fetch the file.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

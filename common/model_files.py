@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+from common.hub_download import Progress, download
 from common.settings import DEFAULT_MODEL, SCRIPTED_MODEL, Settings
 
 _SMALL_FILES = ["*.json", "*.model", "*.jinja", "*.txt"]
@@ -86,11 +86,12 @@ def default_model_folder(settings: Settings) -> Path:
     return settings.cache_dir / "models" / DEFAULT_MODEL.replace("/", "--")
 
 
-def find_model(settings: Settings, *, weights: bool) -> ModelFiles:
+def find_model(settings: Settings, *, weights: bool, progress: Progress | None = None) -> ModelFiles:
     """Find the files of `settings.model_id`: a local folder, the packaged default model, or a hub id.
 
     Args:
         weights: also fetch the weights when the model is on the hub; web processes only need the tokenizer.
+        progress: told the bytes of the weights that are fetched.
 
     Raises:
         ModelNotFound: says what was looked for and what to do.
@@ -110,7 +111,7 @@ def find_model(settings: Settings, *, weights: bool) -> ModelFiles:
     try:
         path = _download(settings, _SMALL_FILES + (["*.py"] if settings.trust_remote_code else []))
         for patterns in _WEIGHTS if weights else ():
-            path = _download(settings, patterns)
+            path = _download(settings, patterns, _weight_bytes(path), progress)
             if any(match for pattern in patterns for match in path.glob(pattern)):
                 break
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -129,24 +130,33 @@ def find_adapter(settings: Settings, source: str, revision: str | None) -> Path:
     if "/" not in source or source.startswith((".", "/", "~")):
         raise ModelNotFound(f"adapter {source!r} is neither a folder nor a hub id (`owner/name`)")
     try:
-        path = snapshot_download(
+        return download(
             source,
             revision=revision,
-            cache_dir=settings.huggingface_hub_cache,
-            allow_patterns=["adapter_config.json", "adapter_model.safetensors"],
+            cache=settings.huggingface_hub_cache,
+            patterns=["adapter_config.json", "adapter_model.safetensors"],
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelNotFound(f"adapter {source} is not in the local cache and could not be fetched: {error}") from error
-    return Path(path)
 
 
-def _download(settings: Settings, patterns: list[str]) -> Path:
-    return Path(
-        snapshot_download(
-            settings.model_id,
-            revision=settings.revision,
-            cache_dir=settings.huggingface_hub_cache,
-            allow_patterns=patterns,
-            ignore_patterns=_OTHER_FORMATS,
-        )
+def _download(settings: Settings, patterns: list[str], size: int = 0, progress: Progress | None = None) -> Path:
+    return download(
+        settings.model_id,
+        revision=settings.revision,
+        cache=settings.huggingface_hub_cache,
+        patterns=patterns,
+        ignored=_OTHER_FORMATS,
+        size=size,
+        progress=progress,
     )
+
+
+def _weight_bytes(path: Path) -> int:
+    """Bytes of weights that are spread over several files, as their index says; 0 where there is none."""
+    for index in path.glob("*.index.json"):
+        try:
+            return int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0

@@ -220,6 +220,8 @@ class Settings(BaseSettings):
     """Seconds an engine process may show no sign of life at all before it is killed and restarted."""
     engine_target: str = Field("workers.engine.main:run", validation_alias=_ours("engine_target"))
     """Function the engine process runs, as `module:function`; benchmarks and tests put their own here."""
+    progress: bool = Field(True, validation_alias=_ours("progress"))
+    """Show how far the model has been fetched and loaded: a bar on a terminal, log lines elsewhere."""
     cache_dir: Path = Field(
         default_factory=lambda: Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tgq",
         validation_alias=_ours("cache_dir"),

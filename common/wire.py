@@ -309,6 +309,11 @@ class WorkerRecord(Struct, kw_only=True):
     state: WorkerState
     started_at: float
     progress: float = 1.0
+    """Of loading the model, 0 to 1."""
+    stage: str = ""
+    """What is being done while it loads ..."""
+    stage_detail: str = ""
+    """... and how much of that: `1.2 of 4.9 GB`."""
     running: int = 0
     waiting: int = 0
     card: ModelCard | None = None

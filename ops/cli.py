@@ -5,26 +5,30 @@ Commands are imported when they run: the command line itself starts fast, and a 
 
 from __future__ import annotations
 
-import signal
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from common import __version__
+from ops import completion
 from ops.commands import batch
 from ops.configuration import Configuration
 from ops.options import with_settings
+from ops.program import run_program
+from ops.service_options import Key, Url, service_url
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_WORKERS = typer.Argument(metavar="WORKER", help="Ids from `tgq ps`, or their beginnings or ends.")
+_WORKERS = typer.Argument(
+    metavar="WORKER", help="Ids from `tgq ps`, or their beginnings or ends.", autocompletion=completion.workers
+)
 Workers = Annotated[list[str], _WORKERS]
 
 app = typer.Typer(
     name="tgq",
     help="Text generation on a queue. Every setting is a flag and an environment variable; `tgq env` shows them all.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(batch.app)
@@ -34,6 +38,12 @@ def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"tgq {__version__}")
         raise typer.Exit
+
+
+def _finite(value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter("must be a finite number")
+    return value
 
 
 @app.callback()
@@ -79,6 +89,40 @@ def batch_worker(configuration: Configuration) -> int:
     from ops.commands.batch_worker import run
 
     return run(configuration)
+
+
+@app.command()
+def chat(
+    question: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="QUESTION", help="Ask this alone.", show_default="a terminal chats, standard input is a question"
+        ),
+    ] = None,
+    quick: Annotated[
+        str | None, typer.Option("--quick", "-q", help="The same as QUESTION.", show_default=False)
+    ] = None,
+    url: Url = None,
+    api_key: Key = None,
+    model: Annotated[str | None, typer.Option(help="Model to ask.", show_default="the first one there is")] = None,
+    system: Annotated[str, typer.Option(help="System prompt.", show_default=False)] = "",
+    temperature: Annotated[float | None, typer.Option(callback=_finite, help="0 for the likeliest answer.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(callback=_finite, help="Share of the likeliest tokens to draw from.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes drawn answers repeatable.")] = None,
+) -> None:
+    """Talk to a model of any service with OpenAI's API, or ask it one thing; Ctrl-C stops an answer."""
+    from ops.commands.chat import run
+
+    if question is not None and quick is not None:
+        raise typer.BadParameter("QUESTION and --quick are the same: give one of them")
+    given = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
+    parameters = {name: value for name, value in given.items() if value is not None}
+    asked = question if quick is None else quick
+    status = run(asked, url=service_url(url), api_key=api_key, model=model, system=system, parameters=parameters)
+    raise typer.Exit(status)
 
 
 @app.command()
@@ -134,7 +178,12 @@ def running(
 def cancel(
     configuration: Configuration,
     requests: Annotated[
-        list[str], typer.Argument(metavar="REQUEST", help="Ids from `tgq running`, or their beginnings.")
+        list[str],
+        typer.Argument(
+            metavar="REQUEST",
+            help="Ids from `tgq running`, or their beginnings.",
+            autocompletion=completion.requests,
+        ),
     ],
 ) -> int:
     """Cancel requests; their callers get an error that says so."""
@@ -209,13 +258,7 @@ def watermark(
 
 def main() -> None:
     """Entry point of the `tgq` program."""
-    try:
-        app()
-    finally:
-        # While it tidies up, Python gives signals back their default action: one more SIGTERM in that moment would make a
-        # death by signal of the exit status.
-        for told in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(told, signal.SIG_IGN)
+    run_program(lambda: app(prog_name="tgq"))
 
 
 if __name__ == "__main__":

@@ -122,7 +122,10 @@ class Fleet:
 
 def shown_state(worker: WorkerRecord) -> str:
     """Its state, and how far it has loaded."""
-    return worker.state if worker.progress >= 1 else f"{worker.state} {worker.progress:.0%}"
+    if worker.progress >= 1:
+        return worker.state
+    stage = f" ({worker.stage})" if worker.stage else ""
+    return f"{worker.state} {worker.progress:.0%}{stage}"
 
 
 def _one(name: str, workers: Sequence[WorkerRecord]) -> WorkerRecord:

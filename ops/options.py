@@ -48,12 +48,21 @@ def with_settings(command: Callable[..., int]) -> Callable[..., None]:
     return run
 
 
+@functools.cache
 def _parameter(name: str) -> inspect.Parameter:
     names = [flag(name)]
     names += [flag(variable.lower()) for variable in variables(name)[1:] if not variable.startswith("TGQ_")]
     names += [_SHORT[name]] if name in _SHORT else []
     hint = f"{field_docs(Settings).get(name, '')} [{variables(name)[0]}; {_default(name)}]".strip()
-    option = typer.Option(*names, help=hint, show_default=False, metavar=_metavar(name), rich_help_panel="Settings")
+    choices = _choices(name)
+    option = typer.Option(
+        *names,
+        help=hint,
+        show_default=False,
+        metavar=_metavar(name),
+        rich_help_panel="Settings",
+        autocompletion=(lambda incomplete: [one for one in choices if one.startswith(incomplete)]) if choices else None,
+    )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_flag_type(name), option]
     )
@@ -73,9 +82,15 @@ def _flag_type(name: str) -> Any:
 
 def _metavar(name: str) -> str | None:
     annotation = _annotation(name)
-    if typing.get_origin(annotation) is typing.Literal:
-        return "|".join(typing.get_args(annotation))
+    if choices := _choices(name):
+        return "|".join(choices)
     return None if annotation is bool else {int: "NUMBER", float: "NUMBER"}.get(annotation, "TEXT")
+
+
+def _choices(name: str) -> tuple[str, ...]:
+    """What a setting may be, where these are a few words."""
+    annotation = _annotation(name)
+    return typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else ()
 
 
 def _annotation(name: str) -> Any:

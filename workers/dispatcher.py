@@ -47,7 +47,8 @@ class Dispatcher:
     ) -> None:
         self.worker = worker
         self.stats = StatsTotals()
-        self.progress = 0.0
+        self.loading = LoadProgress("", 0.0)
+        """How far the engine has loaded its model; 1 when it is ready."""
         self.card: ModelCard | None = None
         self._engine = engine
         self._max_attempts = max_attempts
@@ -250,11 +251,11 @@ class Dispatcher:
     # -- from the engine (`workers.engine_process.EngineListener`) ------------------------------------------------------
 
     def on_progress(self, progress: LoadProgress) -> None:
-        self.progress = progress.fraction
+        self.loading = progress
 
     def on_ready(self, ready: Ready) -> None:
         with self._lock:
-            self.card, self.progress, self._ready = ready.card, 1.0, True
+            self.card, self.loading, self._ready = ready.card, LoadProgress("", 1.0), True
             self._give()
         self._freed()
 

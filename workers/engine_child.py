@@ -39,6 +39,8 @@ def run_child(pipe: Connection, signs: Connection, settings: Settings, parent: i
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     configure_logging(settings)
+    # Libraries draw bars wherever standard error is; how far the engine is goes through the pipe.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     threading.Thread(target=_show_life, args=(signs,), name="signs-of-life", daemon=True).start()
     try:
         module, _, function = settings.engine_target.partition(":")

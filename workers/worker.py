@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -49,23 +50,31 @@ CONNECT_ATTEMPTS = 6
 PUBLISH_LAST_SECONDS = 5.0
 
 
-def run_worker(settings: Settings) -> int:
+def _nobody_looks(_progress: LoadProgress) -> None:
+    pass
+
+
+def run_worker(settings: Settings, show: Callable[[LoadProgress], None] = _nobody_looks) -> int:
     """Run one worker until it is told to stop (SIGTERM, SIGINT; a second one stops it at once).
+
+    Args:
+        show: told how far the model has been loaded, on the engine's thread; must not block.
 
     Returns:
         Exit code: 0 after a stop that was asked for, 1 when Redis cannot be reached at the start or the engine cannot
         load (at the start, or again and again later); the log says why.
     """
-    return Worker(settings).run()
+    return Worker(settings, show).run()
 
 
 class Worker:
     """Wires the parts; each is described in its own module."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, show: Callable[[LoadProgress], None] = _nobody_looks) -> None:
         host = socket.gethostname()
         self.id = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
         self._settings = settings
+        self._show = show
         self._started_at = time.time()
         self._host = host
         self._keys = keys = Keys(settings.key_prefix)
@@ -120,6 +129,7 @@ class Worker:
     def record(self) -> WorkerRecord:
         """What this worker says of itself with every heartbeat."""
         accepted, waiting = self._dispatcher.counts()
+        loading = self._dispatcher.loading
         return WorkerRecord(
             id=self.id,
             pid=os.getpid(),
@@ -128,7 +138,9 @@ class Worker:
             model=self._settings.model_name,
             state=self._state(),
             started_at=self._started_at,
-            progress=self._dispatcher.progress,
+            progress=loading.fraction,
+            stage=loading.stage,
+            stage_detail=loading.detail,
             running=accepted,
             waiting=waiting,
             card=self._dispatcher.card,
@@ -145,7 +157,11 @@ class Worker:
     # -- what the engine's thread calls (`EngineListener`) --------------------------------------------------------------
 
     def on_progress(self, progress: LoadProgress) -> None:
+        news = progress.stage != self._dispatcher.loading.stage
         self._dispatcher.on_progress(progress)
+        if news:
+            self._heartbeat.beat_now()
+        self._show(progress)
 
     def on_ready(self, ready: Ready) -> None:
         self._dispatcher.on_ready(ready)

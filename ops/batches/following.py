@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 
 from common.batches.objects import BatchObject
-from ops.batches.client import BatchClient, ServiceError
+from ops.batches.client import BatchClient
 from ops.batches.figures import Figures
 from ops.batches.progress import BatchView
+from ops.service_client import ServiceError
 
 POLL_SECONDS = 0.5
 PATIENCE = 60.0

@@ -17,7 +17,7 @@ from rich.console import Console
 from common.batches.objects import BatchObject
 from common.redis_checks import RedisUnfit
 from common.settings import Settings
-from ops.batches.client import BatchClient, ServiceError
+from ops.batches.client import BatchClient
 from ops.batches.following import follow
 from ops.batches.input import BadInput, first_url
 from ops.batches.outcome import FAILED, INTERRUPTED, told
@@ -27,6 +27,7 @@ from ops.batches.results import STANDARD_OUTPUT, check_writable, errors_beside, 
 from ops.embedded_redis import RedisUnavailable
 from ops.options import BAD_USAGE
 from ops.ports import PortTaken
+from ops.service_client import ServiceError
 from ops.serving import view as serving
 from ops.serving.child import ChildFailed
 from ops.serving.service import Service, Stopped

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 
 from ops.configuration import Configuration
 from ops.options import BAD_USAGE, with_settings
+from ops.service_options import Key, Url, service_url
 
 if TYPE_CHECKING:
     from ops.batches.client import BatchClient
@@ -25,11 +25,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Url = Annotated[
-    str | None,
-    typer.Option(envvar="TGQ_URL", help="Address of the service.", show_default="this machine, PORT or 3000"),
-]
-Key = Annotated[str | None, typer.Option(envvar="API_KEY", help="Key to call it with.", show_default=False)]
 Endpoint = Annotated[str | None, typer.Option(help="What the requests are for.", show_default="as the first line says")]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="File for the answers; - for standard output.", show_default=False)
@@ -45,9 +40,9 @@ def _reported(command: Callable[..., int]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*args: Any, **options: Any) -> None:
-        from ops.batches.client import ServiceError
         from ops.batches.input import BadInput
         from ops.batches.outcome import FAILED, INTERRUPTED
+        from ops.service_client import ServiceError
 
         try:
             status = command(*args, **options)
@@ -191,7 +186,7 @@ def run(
 def _client(url: str | None, api_key: str | None) -> BatchClient:
     from ops.batches.client import BatchClient
 
-    return BatchClient(url or f"http://127.0.0.1:{os.environ.get('PORT') or 3000}", api_key)
+    return BatchClient(service_url(url), api_key)
 
 
 def _watch(client: BatchClient, batch_id: str) -> int:

@@ -24,7 +24,7 @@ from ops.ports import check_port, free_port
 from ops.serving.child import Child, ChildFailed
 from ops.serving.kept_redis import KeptRedis
 from ops.serving.model import ModelPreparation
-from ops.serving.view import View
+from ops.serving.view import LinesOnly, View
 from ops.serving.welcome import local_address, welcome
 
 POLL_SECONDS = 0.1
@@ -46,14 +46,14 @@ class Service:
 
     def __init__(self, settings: Settings, view: View) -> None:
         self.stop_signals = 0
-        self._view = view
+        self._view = view if settings.progress else LinesOnly(view)
         port = settings.port or free_port(settings.hostname)
         self._directory = Path(tempfile.mkdtemp(prefix="tgq-"))
         self._redis = self._embedded(settings) if settings.redis_url is None else None
         self._kept_redis: KeptRedis | None = None
         self._settings = settings
         self._port = port
-        self._model = ModelPreparation(view)
+        self._model = ModelPreparation(self._view)
         self._workers: list[Child] = []
         self._runners: list[Child] = []
         self._web: Child | None = None
@@ -107,7 +107,8 @@ class Service:
             if status != 0:
                 raise ChildFailed("the default model could not be prepared (see above)")
         self._view.progress("starting", 0.0)
-        environment = os.environ | {"PORT": str(self._port)}
+        # What the workers would say of their progress is shown here.
+        environment = os.environ | {"PORT": str(self._port), Settings.variable("progress"): "false"}
         if self._redis is not None:
             self._redis.start()
             self._kept_redis = KeptRedis(self._redis, self._view)
@@ -131,7 +132,7 @@ class Service:
             if time.monotonic() >= next_look:
                 if self._healthy():
                     break
-                self._view.progress("loading the model", self._load_progress())
+                self._show_load()
                 next_look = time.monotonic() + LOOK_SECONDS
         self._view.done()
         for child in self._children:
@@ -220,12 +221,16 @@ class Service:
         finally:
             connection.close()
 
-    def _load_progress(self) -> float:
-        """How far the workers' engines have loaded, 0 to 1; the slowest one counts."""
+    def _show_load(self) -> None:
+        """How far the workers' engines have loaded; the slowest one counts, of those that do something that can be told."""
         try:
             with sync_redis(self._settings) as client:
                 keys = Keys(self._settings.key_prefix)
                 records = live_workers_sync(client, keys, self._settings.worker_dead_after)
         except redis.RedisError:
-            return 0.0
-        return min((record.progress for record in records), default=0.0)
+            records = []
+        slowest = min(records, key=lambda record: (not record.stage_detail, record.progress), default=None)
+        if slowest is None:
+            self._view.progress("loading the model", 0.0)
+        else:
+            self._view.progress(slowest.stage or "loading the model", slowest.progress, slowest.stage_detail)

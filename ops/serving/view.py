@@ -1,4 +1,4 @@
-"""What a person sees while the service starts: a bar on a terminal, a line now and then elsewhere.
+"""What a person sees while a model loads and a service starts: a bar on a terminal, a line now and then elsewhere.
 
 All of it goes to standard error; standard output has the address and the `curl` line alone.
 """
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-SECONDS_BETWEEN_LINES = 3.0
+SECONDS_BETWEEN_LINES = 10.0
 
 
 class View(Protocol):
@@ -24,8 +24,8 @@ class View(Protocol):
     def line(self, text: str) -> None:
         """Show one line of output, without its line end."""
 
-    def progress(self, stage: str, fraction: float) -> None:
-        """What is being done and how much of it, 0 to 1."""
+    def progress(self, stage: str, fraction: float, detail: str = "") -> None:
+        """What is being done, how much of the whole is done (0 to 1), and how much of the stage in words."""
 
     def done(self) -> None:
         """No more progress will come; lines may."""
@@ -44,7 +44,7 @@ class LineView:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._stage = ""
+        self._stages: set[str] = set()
         self._next = 0.0
 
     def line(self, text: str) -> None:
@@ -53,21 +53,34 @@ class LineView:
             sys.stderr.write(text + "\n")
             sys.stderr.flush()
 
-    def progress(self, stage: str, fraction: float) -> None:
+    def progress(self, stage: str, fraction: float, detail: str = "") -> None:
         now = time.monotonic()
-        if now >= self._next or stage != self._stage:
-            self._stage, self._next = stage, now + SECONDS_BETWEEN_LINES
-            self.line(f"tgq: {stage}: {fraction:.0%}")
+        # Of several workers now the one, now the other may be told: what is no news is not said sooner for that.
+        if now >= self._next or stage not in self._stages:
+            self._stages.add(stage)
+            self._next = now + SECONDS_BETWEEN_LINES
+            self.line(f"tgq: {stage}: {fraction:.0%}{f' ({detail})' if detail else ''}")
 
     def done(self) -> None:
-        self._stage = ""
+        self._stages.clear()
+
+
+class LinesOnly:
+    """Another view without its progress."""
+
+    def __init__(self, view: View) -> None:
+        self.line, self.done = view.line, view.done
+
+    def progress(self, stage: str, fraction: float, detail: str = "") -> None:
+        pass
 
 
 class TerminalView:
-    """One bar at the bottom of the terminal, lines above it."""
+    """One bar at the bottom of the terminal, lines above it; may be used from several threads."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)
+        self._lock = threading.Lock()
         self._bar: Progress | None = None
         self._task = TaskID(0)
 
@@ -75,24 +88,27 @@ class TerminalView:
         # The children's own colours are kept.
         self._console.print(Text.from_ansi(text), soft_wrap=True)
 
-    def progress(self, stage: str, fraction: float) -> None:
-        if self._bar is None:
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.percentage:>3.0f} %"),
-                TimeElapsedColumn(),
-                console=self._console,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._task = self._bar.add_task(stage, total=1.0)
-            self._bar.start()
-        self._bar.update(self._task, description=stage, completed=fraction)
+    def progress(self, stage: str, fraction: float, detail: str = "") -> None:
+        with self._lock:
+            if self._bar is None:
+                self._bar = Progress(
+                    SpinnerColumn(),
+                    TextColumn("{task.description}"),
+                    BarColumn(),
+                    TextColumn("{task.percentage:>3.0f} %"),
+                    TextColumn("{task.fields[detail]}"),
+                    TimeElapsedColumn(),
+                    console=self._console,
+                    transient=True,
+                    redirect_stdout=False,
+                    redirect_stderr=False,
+                )
+                self._task = self._bar.add_task(stage, total=1.0, detail=detail)
+                self._bar.start()
+            self._bar.update(self._task, description=stage, completed=fraction, detail=detail)
 
     def done(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        with self._lock:
+            if self._bar is not None:
+                self._bar.stop()
+                self._bar = None

@@ -53,6 +53,9 @@ def test_a_request_is_seen_and_cancelled(service: LocalService) -> None:
         assert (job["accepted"], job["attempt"], job["max_new_tokens"]) == (True, 1, 3000)
         assert TEXT.strip() not in json.dumps(job)
         assert job["request"] in tgq(service, "running")
+        at_a_tab = {"REDIS_URL": service.redis_url, "_TGQ_COMPLETE": "complete_bash"}
+        at_a_tab |= {"COMP_WORDS": "tgq cancel ", "COMP_CWORD": "2"}
+        assert CliRunner().invoke(app, [], prog_name="tgq", env=at_a_tab).stdout.split() == [job["request"]]
         assert f"cancelled {job['request']}" in tgq(service, "cancel", job["request"][:12])
         last = [line for line in lines if line.startswith("data: ")][-1]
     assert json.loads(last.removeprefix("data: "))["error_type"] == "cancelled"

@@ -26,7 +26,7 @@ from ops.serving.child import Child, ChildFailed
 from ops.serving.kept_redis import KeptRedis
 from ops.serving.output import open_output, read_lines
 from ops.serving.service import Service
-from ops.serving.view import LineView
+from ops.serving.view import LinesOnly, LineView
 from ops.serving.welcome import curl_line, local_address
 
 
@@ -37,7 +37,7 @@ class RecordingView:
     def line(self, text: str) -> None:
         self.lines.append(text)
 
-    def progress(self, stage: str, fraction: float) -> None: ...
+    def progress(self, stage: str, fraction: float, detail: str = "") -> None: ...
 
     def done(self) -> None: ...
 
@@ -226,9 +226,12 @@ def test_progress_lines_are_rare_and_name_the_stage(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "stderr", stderr)
     view = LineView()
     for percent in range(100):
-        view.progress("loading", percent / 100)
+        view.progress("loading", percent / 100, f"{percent} of 100 MB")
     view.progress("ready", 1.0)
-    assert stderr.getvalue().splitlines() == ["tgq: loading: 0%", "tgq: ready: 100%"]
+    view.progress("loading", 0.99)
+    LinesOnly(view).progress("never", 0.5)
+    LinesOnly(view).line("said")
+    assert stderr.getvalue().splitlines() == ["tgq: loading: 0% (0 of 100 MB)", "tgq: ready: 100%", "said"]
 
 
 def test_lines_from_several_threads_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:

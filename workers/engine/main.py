@@ -25,6 +25,7 @@ from common.tokenizer import Tokenizer
 from common.wire import encode_msgpack
 from workers.engine.default_model import ensure_default_model
 from workers.engine.engine import Engine
+from workers.engine.load_progress import Progress
 from workers.engine.messages import (
     AddJobs,
     CancelJobs,
@@ -43,17 +44,17 @@ log = logging.getLogger(__name__)
 STATS_SECONDS = 0.25
 SIGN_OF_LIFE_SECONDS = 1.0
 """An engine with work sends something this often even while nothing is due."""
-Loader = Callable[[Settings, Callable[[str, float], None]], tuple[ModelRunner, Tokenizer]]
+Loader = Callable[[Settings, Progress], tuple[ModelRunner, Tokenizer]]
 EXIT_BROKEN = 1
 EXIT_NOT_LOADED = 3
 
 
-def load(settings: Settings, progress: Callable[[str, float], None]) -> tuple[ModelRunner, Tokenizer]:
+def load(settings: Settings, progress: Progress) -> tuple[ModelRunner, Tokenizer]:
     """The model named by the settings, and its tokenizer.
 
     Args:
         settings: model, limits and device.
-        progress: called with a stage and the fraction of the load that is done.
+        progress: told the stage and the fraction of the load that is done.
     """
     if settings.model_id == SCRIPTED_MODEL:
         from workers.engine.scripted_model import ScriptedModel
@@ -62,6 +63,7 @@ def load(settings: Settings, progress: Callable[[str, float], None]) -> tuple[Mo
         files = find_model(settings, weights=False)
         tokenizer = Tokenizer(files)
         return ScriptedModel(tokenizer, resolve_limits(settings, files.context_length), settings), tokenizer
+    progress("starting torch", 0.0)  # Importing it takes seconds.
     from workers.engine.model_loader import load_runner
 
     runner = load_runner(settings, progress)
@@ -77,8 +79,12 @@ def run(connection: Connection, settings: Settings, load: Loader = load) -> None
     def send(message: FromEngine) -> None:
         connection.send_bytes(encode_msgpack(message))
 
+    def tell(words: str, fraction: float) -> None:
+        stage, _, detail = words.partition(": ")
+        send(LoadProgress(stage, fraction, detail))
+
     try:
-        runner, tokenizer = load(settings, lambda stage, fraction: send(LoadProgress(stage, fraction)))
+        runner, tokenizer = load(settings, tell)
     except (EOFError, BrokenPipeError):
         return
     except Exception as error:

@@ -34,6 +34,8 @@ class LoadProgress(Struct, frozen=True, tag="progress"):
     stage: str
     fraction: float
     """0 to 1 within the whole load."""
+    detail: str = ""
+    """How much of the stage: `1.2 of 4.9 GB`."""
 
 
 class Ready(Struct, frozen=True, tag="ready"):

@@ -32,6 +32,7 @@ from workers.engine.device_sampler import rehearse
 from workers.engine.fuse import fuse_layers
 from workers.engine.kernel_check import kernel_fault
 from workers.engine.layer_probe import LayerProbe, graph_bytes, probe_layers
+from workers.engine.load_progress import Progress, shown_bytes
 from workers.engine.lora import LoraStep, adaptable_layers, wrap_layers
 from workers.engine.lora_files import read_adapter
 from workers.engine.memory import cpu_cache_bytes, cuda_cache_bytes, single_row_bytes
@@ -48,8 +49,6 @@ from workers.engine.self_check import (
 )
 from workers.engine.weights import load_config, load_weights
 
-Progress = Callable[[str, float], None]
-
 DEFAULT_BATCH_SIZE = {"cpu": 64, "cuda": 256}
 DEFAULT_PREFILL_TOKENS = 4096
 """Prompt tokens per step at most, on CUDA."""
@@ -57,6 +56,8 @@ PROMPT_LOGPROBS_ROWS = 256
 """Rows of logits that a sequence which wants its prompt's log probabilities adds to a step."""
 UNPACKED_MIN_ROWS = 16
 """Where weights cannot be packed: MKL's products of at least this many rows mostly agree with each other."""
+LOADING, WARMING_UP = 0.6, 0.8
+"""Where in the whole load these stages begin; before them files are fetched."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def load_runner(settings: Settings, progress: Progress) -> TransformersRunner:
     """Load the model named by `settings.model_id` and check that it computes what it should.
 
     Args:
-        progress: called with a stage and the fraction of the whole load that is done.
+        progress: told the stage and the fraction of the whole load that is done.
 
     Raises:
         ModelRefused: the model or the limits cannot be served here.
@@ -77,13 +78,21 @@ def load_runner(settings: Settings, progress: Progress) -> TransformersRunner:
         torch.set_num_threads(engine_threads(settings))
     if settings.model_id == DEFAULT_MODEL:
         # Reports nothing when the model is there already.
-        ensure_default_model(settings, lambda stage, fraction: progress(stage, 0.6 * fraction))
-    progress("finding the model", 0.6)
-    files = find_model(settings, weights=True)
+        ensure_default_model(settings, lambda stage, fraction: progress(stage, LOADING * fraction))
+    files = find_model(settings, weights=True, progress=functools.partial(_downloading, progress))
     try:
         return _load(settings, files, device, progress)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise ModelRefused(f"{settings.model_id} does not fit into the memory of this {device.type} device") from error
+
+
+def _downloading(progress: Progress, done: int, total: int) -> None:
+    progress(f"downloading the model: {shown_bytes(done, total)}", LOADING * done / total)
+
+
+def _loading(progress: Progress, done: int, total: int) -> None:
+    fraction = LOADING + (WARMING_UP - LOADING) * done / total
+    progress(f"loading the weights: {done} of {total} tensors", fraction)
 
 
 def engine_threads(settings: Settings) -> int:
@@ -100,9 +109,9 @@ def _load(settings: Settings, files: ModelFiles, device: torch.device, progress:
         torch.cuda.set_per_process_memory_fraction(settings.cuda_memory_fraction)
     config, gguf = load_config(settings, files)
     dtype = _dtype(settings, config, device)
-    progress("loading the weights", 0.65)
-    model = load_weights(settings, files, config, gguf, dtype, device)
-    progress("checking the model", 0.8)
+    progress("loading the weights", LOADING)
+    model = load_weights(settings, files, config, gguf, dtype, device, functools.partial(_loading, progress))
+    progress("warming up: checking the model", WARMING_UP)
     try:
         return _checked(settings, files, model, dtype, device, progress)
     except (ModelRefused, torch.OutOfMemoryError, MemoryError):
@@ -192,7 +201,7 @@ def _checked(
             adapters=adapters,
             activations=activations,
         )
-    progress("checking the engine against the model", 0.9)
+    progress("warming up: checking the engine against the model", 0.9)
     check_runner(runner, reference, TOLERANCE[dtype] if activations is None else INT8_TOLERANCE)
     progress("ready", 1.0)
     return runner

@@ -51,7 +51,7 @@ def run(connection: Connection, settings: Settings) -> None:
         raise RuntimeError("CUDA error: unspecified launch failure")
     slots, tokens = int(number("SLOTS", 8)), int(number("TOKENS", 8000))
     for step in (1, 2):
-        connection.send_bytes(encode_msgpack(LoadProgress(stage="weights", fraction=step / 2)))
+        connection.send_bytes(encode_msgpack(LoadProgress("weights", step / 2, f"{step} of 2 parts")))
         time.sleep(number("LOAD_SECONDS", 0.0) / 2)
     card = ModelCard(
         model_id=settings.model_id,
