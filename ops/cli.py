@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from common import __version__
-from ops.commands import batch
+from ops.commands import batch, bench
 from ops.configuration import Configuration
 from ops.options import with_settings
 
@@ -28,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(batch.app)
+app.add_typer(bench.app)
 
 
 def _version(wanted: bool) -> None:

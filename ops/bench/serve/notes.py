@@ -1,0 +1,85 @@
+"""What readers of the figures must know: said only where it is so."""
+
+from __future__ import annotations
+
+import math
+
+from ops.bench.serve.plan import LoadKind, Plan
+from ops.bench.serve.prompts import PromptSource
+from ops.bench.serve.results import Point, Results
+from ops.bench.serve.sweep import Sweep
+
+LATE_SECONDS = 0.01
+BUSY = 0.85
+"""Share of a core from which on the client itself may be what is measured."""
+_SATURATED = 0.9
+
+
+def notes(results: Results, sweep: Sweep, plan: Plan, prompts: PromptSource) -> list[str]:
+    """Sentences, the gravest first."""
+    found = []
+    if results.stopped:
+        left = sum(point.total("unfinished") for point in results.points)
+        found.append(f"The run was stopped: what was measured until then is shown; {left} requests were given up.")
+    for point in results.points:
+        found += _of_the_client(point)
+    for point in results.points:
+        found += _of_the_answers(point, plan)
+    if plan.rounds == 1 and results.ratios:
+        found.append("One round only: the ratios have no spread, and say nothing of chance.")
+    if prompts.different is not None and sweep.prompts_used > prompts.different:
+        found.append(
+            f"{sweep.prompts_used} requests were made of {prompts.different} prompts: a server that keeps the work on prompts it "
+            "has seen answers repeated ones faster than new ones."
+        )
+    return found
+
+
+def _where(point: Point) -> str:
+    return f"{point.target.name}, {point.load}"
+
+
+def _of_the_client(point: Point) -> list[str]:
+    """Whether the client could keep up."""
+    signs = []
+    late, lag = point.late, point.loop_lag
+    if late is not None and late.percentiles[99] > LATE_SECONDS:
+        signs.append(f"1 of 100 requests was sent {late.percentiles[99] * 1000:.0f} ms late or more")
+    if lag is not None and lag.percentiles[99] > LATE_SECONDS:
+        signs.append(f"its event loop was {lag.percentiles[99] * 1000:.0f} ms late (p99)")
+    if point.cpu_share > BUSY:
+        signs.append(f"it used {point.cpu_share:.0%} of a core")
+    if not signs:
+        return []
+    return [f"{_where(point)}: this client did not keep up ({'; '.join(signs)}); its own delays are in the latencies."]
+
+
+def _of_the_answers(point: Point, plan: Plan) -> list[str]:
+    found = []
+    done = point.total("completed")
+    if not done:
+        return [f"{_where(point)}: no request was completed."]
+    if uncounted := done - point.total("counted"):
+        found.append(
+            f"{_where(point)}: the server told no usage for {uncounted} answers: each event with output counts as one token."
+        )
+    per_event = point.tokens_per_event
+    if per_event is not None and per_event > 1.05:
+        found.append(
+            f"{_where(point)}: an event brought {per_event:.2f} tokens on average; ITL is per token, each gap being shared among "
+            "the tokens of its event."
+        )
+    if short := point.total("short"):
+        found.append(f"{_where(point)}: {short} of {done} answers ended before the length that was asked for.")
+    if point.load.kind is LoadKind.RATE and point.offered is not None and not math.isinf(point.load.value):
+        achieved = point.request_throughput
+        if achieved < _SATURATED * point.offered:
+            found.append(
+                f"{_where(point)}: {achieved:.2f} of {point.offered:.2f} requests/s were completed: below what was offered, "
+                "latencies grow with the length of the run."
+            )
+    if plan.max_concurrency is not None and point.peak >= plan.max_concurrency and point.load.kind is LoadKind.RATE:
+        found.append(
+            f"{_where(point)}: --max-concurrency {plan.max_concurrency} held requests back; their latency counts from when they were due."
+        )
+    return found
