@@ -12,7 +12,7 @@ from typing import Any
 from common import __version__
 from ops.bench.serve.apis import Api, Shape
 from ops.bench.serve.figures import LATENCIES, Run, Spread, merged
-from ops.bench.serve.plan import Load, Plan
+from ops.bench.serve.plan import Load, LoadKind, Plan
 from ops.bench.serve.prompts import PromptSource
 from ops.bench.serve.results import Point, Ratio, Results
 
@@ -40,7 +40,7 @@ def document(
             "duration_s": plan.duration,
             "warmup": plan.warmup,
             "rounds": plan.rounds,
-            "burstiness": plan.burstiness,
+            "burstiness": plan.burstiness if plan.loads[0].kind is LoadKind.RATE else None,
             "max_concurrency": plan.max_concurrency,
             "timeout_s": plan.timeout,
             "seed": plan.seed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,7 @@ class Run:
     offered: float | None
     """Requests a second as they were to be sent, by the gaps drawn; None for a closed loop or when all came at once."""
     late: Samples
+    """By how much the client itself missed the time of each request; empty for a closed loop, which has no such times."""
     loop_lag: Samples
     cpu_share: float
     counted: int
@@ -66,6 +68,8 @@ class Run:
     """Events with output of completed requests."""
     short: int
     """Completed requests whose answer ended before its length."""
+    growth: float | None
+    """Median E2E latency of the last quarter of the requests over that of the first; None of less than four of them."""
 
 
 def measured(outcome: Outcome, goals: Mapping[str, float]) -> Run:
@@ -88,12 +92,13 @@ def measured(outcome: Outcome, goals: Mapping[str, float]) -> Run:
         good=sum(_is_good(record, goals) for record in done),
         peak=outcome.peak,
         offered=_offered(outcome),
-        late=np.array([record.woke - record.intended for record in outcome.records]),
+        late=np.array([record.woke - record.intended for record in outcome.records if outcome.last_intended]),
         loop_lag=np.array(outcome.loop_lag),
         cpu_share=outcome.cpu_share,
         counted=sum(record.output_tokens is not None for record in done),
         events=sum(len(record.output_at) for record in done),
         short=sum(record.tokens < record.asked_tokens for record in done),
+        growth=_growth(done),
     )
 
 
@@ -154,3 +159,12 @@ def _is_good(record: Record, goals: Mapping[str, float]) -> bool:
 def _offered(outcome: Outcome) -> float | None:
     span = outcome.last_intended - outcome.started
     return (outcome.sent - 1) / span if span > 0 else None
+
+
+def _growth(done: Sequence[Record]) -> float | None:
+    """A server that is offered more than it can do lets its queue grow as long as that lasts."""
+    quarter = len(done) // 4
+    if not quarter:
+        return None
+    latencies = [e2e(record) for record in sorted(done, key=lambda record: record.intended)]
+    return median(latencies[-quarter:]) / median(latencies[:quarter])

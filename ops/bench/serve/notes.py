@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from ops.bench.serve.plan import LoadKind, Plan
 from ops.bench.serve.prompts import PromptSource
 from ops.bench.serve.results import Point, Results
@@ -12,7 +10,7 @@ from ops.bench.serve.sweep import Sweep
 LATE_SECONDS = 0.01
 BUSY = 0.85
 """Share of a core from which on the client itself may be what is measured."""
-_SATURATED = 0.9
+_SATURATED, _GROWN = 0.9, 1.5
 
 
 def notes(results: Results, sweep: Sweep, plan: Plan, prompts: PromptSource) -> list[str]:
@@ -21,8 +19,8 @@ def notes(results: Results, sweep: Sweep, plan: Plan, prompts: PromptSource) -> 
     if results.stopped:
         left = sum(point.total("unfinished") for point in results.points)
         found.append(f"The run was stopped: what was measured until then is shown; {left} requests were given up.")
-    for point in results.points:
-        found += _of_the_client(point)
+    if late := [f"{_where(point)} ({signs})" for point in results.points if (signs := _lateness(point))]:
+        found.append(f"This client did not keep up, and its own delays are in the latencies: {'; '.join(late)}.")
     for point in results.points:
         found += _of_the_answers(point, plan)
     if plan.rounds == 1 and results.ratios:
@@ -39,19 +37,17 @@ def _where(point: Point) -> str:
     return f"{point.target.name}, {point.load}"
 
 
-def _of_the_client(point: Point) -> list[str]:
-    """Whether the client could keep up."""
+def _lateness(point: Point) -> str:
+    """The signs that the client could not keep up; empty when there are none."""
     signs = []
     late, lag = point.late, point.loop_lag
     if late is not None and late.percentiles[99] > LATE_SECONDS:
-        signs.append(f"1 of 100 requests was sent {late.percentiles[99] * 1000:.0f} ms late or more")
+        signs.append(f"requests were sent {late.percentiles[99] * 1000:.0f} ms late, p99")
     if lag is not None and lag.percentiles[99] > LATE_SECONDS:
-        signs.append(f"its event loop was {lag.percentiles[99] * 1000:.0f} ms late (p99)")
+        signs.append(f"its event loop was {lag.percentiles[99] * 1000:.0f} ms late, p99")
     if point.cpu_share > BUSY:
         signs.append(f"it used {point.cpu_share:.0%} of a core")
-    if not signs:
-        return []
-    return [f"{_where(point)}: this client did not keep up ({'; '.join(signs)}); its own delays are in the latencies."]
+    return ", ".join(signs)
 
 
 def _of_the_answers(point: Point, plan: Plan) -> list[str]:
@@ -71,13 +67,12 @@ def _of_the_answers(point: Point, plan: Plan) -> list[str]:
         )
     if short := point.total("short"):
         found.append(f"{_where(point)}: {short} of {done} answers ended before the length that was asked for.")
-    if point.load.kind is LoadKind.RATE and point.offered is not None and not math.isinf(point.load.value):
-        achieved = point.request_throughput
-        if achieved < _SATURATED * point.offered:
-            found.append(
-                f"{_where(point)}: {achieved:.2f} of {point.offered:.2f} requests/s were completed: below what was offered, "
-                "latencies grow with the length of the run."
-            )
+    grown = max((run.growth or 0.0 for run in point.runs.values()), default=0.0)
+    if point.offered is not None and point.request_throughput < _SATURATED * point.offered and grown > _GROWN:
+        found.append(
+            f"{_where(point)}: {point.request_throughput:.2f} of {point.offered:.2f} requests/s were completed, and the last ones "
+            f"took {grown:.1f} times as long as the first: more was offered than can be done, and latencies grow with the run."
+        )
     if plan.max_concurrency is not None and point.peak >= plan.max_concurrency and point.load.kind is LoadKind.RATE:
         found.append(
             f"{_where(point)}: --max-concurrency {plan.max_concurrency} held requests back; their latency counts from when they were due."

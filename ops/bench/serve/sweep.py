@@ -65,7 +65,7 @@ class Sweeper:
         """Warm all servers up, then measure.
 
         Raises:
-            WarmUpFailed: a request of the warm-up failed.
+            WarmUpFailed: no request of a server's warm-up was answered.
         """
         sweep = self.sweep
         for target in self._targets if self._plan.warmup else ():
@@ -97,10 +97,11 @@ class Sweeper:
             load = LoadRun(client, self._requests(target, 0), stop, self._view.progress)
             outcome = await load.at_width(count, count, None)
         self._view.end(None)
-        for record in outcome.records:
-            if record.failure:
-                words = f" ({record.reason})" if record.reason else ""
-                raise WarmUpFailed(f"{target.url} fails a request of the warm-up: {record.failure}{words}")
+        failed = [record for record in outcome.records if record.failure]
+        # One that fails may be the prompt's fault.
+        if failed and len(failed) == len(outcome.records):
+            words = f" ({failed[0].reason})" if failed[0].reason else ""
+            raise WarmUpFailed(f"{target.url} does not answer: {failed[0].failure}{words}")
 
     async def _measure(self, target: Target, load: Load, seed: list[int], stop: asyncio.Event) -> Outcome:
         plan = self._plan
