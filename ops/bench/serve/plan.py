@@ -123,8 +123,8 @@ def headers(given: list[str]) -> dict[str, str]:
     for line in given:
         name, colon, value = line.partition(":")
         name, value = name.strip(), value.strip()
-        good = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
-        if not colon or not good or not value.isprintable() or not value.isascii():
+        good = colon and name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+        if not good or not value.isprintable() or not value.isascii():
             raise BadInput(f"--header {name if good else ''}: NAME: VALUE is wanted, in ASCII on one line")
         if name.lower() in ("host", "content-length", "content-type", "transfer-encoding", "connection"):
             raise BadInput(f"--header {name}: this one is not free to choose")
