@@ -93,7 +93,8 @@ class Target:
     def _first_model(self) -> str:
         url = f"{self.url}/v1/models"
         try:
-            response = httpx.get(url, headers=dict(self.headers), timeout=_SECONDS)
+            # Without proxies, as what is measured.
+            response = httpx.get(url, headers=dict(self.headers), timeout=_SECONDS, trust_env=False)
             response.raise_for_status()
             models = msgspec.json.decode(response.content, type=_Models).data
         except (httpx.HTTPError, msgspec.MsgspecError) as error:

@@ -5,6 +5,7 @@ A line is written at once and seldom: what draws on a terminal takes time from t
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 from ops.bench.serve.figures import Run
@@ -49,7 +50,8 @@ class TerminalView(LineView):
         super().end(run)
 
     def _write(self, text: str) -> None:
-        sys.stderr.write(f"\r\x1b[2K{text}")
+        # A longer line would wrap, and the next one would leave a part of it standing.
+        sys.stderr.write(f"\r\x1b[2K{text[: shutil.get_terminal_size().columns - 1]}")
         sys.stderr.flush()
 
 
