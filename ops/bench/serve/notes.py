@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from ops.bench.serve.figures import Spread
 from ops.bench.serve.plan import LoadKind, Plan
 from ops.bench.serve.prompts import PromptSource
 from ops.bench.serve.results import Point, Results
 from ops.bench.serve.sweep import Sweep
 
-LATE_SECONDS = 0.01
-BUSY = 0.85
+_LATE_SECONDS = 0.01
+_LATE_SHARE = 0.05
+"""Below this share of what is measured, the client's own delay changes little."""
+_BUSY = 0.85
 """Share of a core from which on the client itself may be what is measured."""
 _SATURATED, _GROWN = 0.9, 1.5
 
@@ -41,13 +44,17 @@ def _lateness(point: Point) -> str:
     """The signs that the client could not keep up; empty when there are none."""
     signs = []
     late, lag = point.late, point.loop_lag
-    if late is not None and late.percentiles[99] > LATE_SECONDS:
+    if late is not None and late.percentiles[99] > _tolerated(point.latency("ttft")):
         signs.append(f"requests were sent {late.percentiles[99] * 1000:.0f} ms late, p99")
-    if lag is not None and lag.percentiles[99] > LATE_SECONDS:
+    if lag is not None and lag.percentiles[99] > _tolerated(point.latency("tpot")):
         signs.append(f"its event loop was {lag.percentiles[99] * 1000:.0f} ms late, p99")
-    if point.cpu_share > BUSY:
+    if point.cpu_share > _BUSY:
         signs.append(f"it used {point.cpu_share:.0%} of a core")
     return ", ".join(signs)
+
+
+def _tolerated(latency: Spread | None) -> float:
+    return _LATE_SECONDS if latency is None else max(_LATE_SECONDS, _LATE_SHARE * latency.percentiles[50])
 
 
 def _of_the_answers(point: Point, plan: Plan) -> list[str]:

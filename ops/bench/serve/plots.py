@@ -50,7 +50,8 @@ class Scheme:
     """Told apart by those who see no red or green, too."""
 
     @property
-    def style(self) -> dict[str, Any]:
+    def style(self) -> Any:
+        """Matplotlib's parameters."""
         inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
         papers = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
         return _STYLE | dict.fromkeys(inked, self.ink) | dict.fromkeys(papers, self.paper)
