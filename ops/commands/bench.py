@@ -213,7 +213,8 @@ def serve(
     from ops.batches.input import BadInput
     from ops.bench.serve import plan as read
     from ops.bench.serve.apis import APIS, Shape
-    from ops.bench.serve.run import Outputs, run
+    from ops.bench.serve.outputs import Outputs
+    from ops.bench.serve.run import FAILED, INTERRUPTED, run
     from ops.bench.serve.sources import prompts_of
     from ops.bench.serve.target import targets
 
@@ -242,4 +243,9 @@ def serve(
     except BadInput as error:
         print(f"tgq: {error}", file=sys.stderr)
         status = BAD_USAGE
+    except OSError as error:
+        print(f"tgq: {error}", file=sys.stderr)
+        status = FAILED
+    except KeyboardInterrupt:
+        status = INTERRUPTED
     raise typer.Exit(status)

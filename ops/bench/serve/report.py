@@ -11,13 +11,12 @@ from jinja2 import Environment, StrictUndefined
 
 from ops.bench.serve.plan import Plan
 from ops.bench.serve.results import Results
-from ops.bench.serve.run import can_draw
 from ops.bench.serve.table import failures, latencies, ratios, throughput
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 
 
-def report(results: Results, plan: Plan, document: Mapping[str, Any]) -> str:
+def report(results: Results, plan: Plan, document: Mapping[str, Any], *, with_plots: bool) -> str:
     """
     Args:
         document: the same results as `ops.bench.serve.document` tells them to programs; it goes into the report too.
@@ -35,7 +34,7 @@ def report(results: Results, plan: Plan, document: Mapping[str, Any]) -> str:
         document=document,
         settings=_settings(document["settings"]),
         tables=tables,
-        plots=_plots(results) if can_draw() else [],
+        plots=_plots(results) if with_plots else [],
     )
 
 

@@ -139,7 +139,9 @@ def results(sweep: Sweep, loads: Sequence[Load], targets: Sequence[Target]) -> R
 
 
 def _ratios(first: Point, second: Point) -> list[Ratio]:
-    pairs = [(first.runs[number], second.runs[number]) for number in sorted(first.runs.keys() & second.runs.keys())]
+    both = ((first.runs[number], second.runs[number]) for number in sorted(first.runs.keys() & second.runs.keys()))
+    # What was stopped on its way had another mix of requests.
+    pairs = [(one, other) for one, other in both if not one.unfinished + other.unfinished]
     found = []
     for name in _figures(pairs[0][0]) if pairs else ():
         each = [(_figures(one)[name], _figures(other)[name]) for one, other in pairs]

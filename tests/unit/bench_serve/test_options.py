@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from ops.batches.input import BadInput
 from ops.bench.serve.apis import APIS
+from ops.bench.serve.outputs import Outputs
 from ops.bench.serve.plan import Load, LoadKind, goals, headers, loads
 from ops.bench.serve.target import Target, targets
 from ops.cli import app
@@ -79,6 +80,14 @@ def test_two_servers_have_letters_and_may_have_keys_of_their_own() -> None:
     shared = targets([NOBODY, NOBODY], CHAT, headers={}, keys=["k1"])
     assert [target.headers["Authorization"] for target in shared] == ["Bearer k1"] * 2
     assert "k1" not in repr(shared)
+
+
+def test_plots_want_matplotlib_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("ops.bench.serve.outputs.can_draw", lambda: False)
+    with pytest.raises(BadInput, match="pip install matplotlib"):
+        Outputs(plots=tmp_path / "plots").check()
+    assert not (tmp_path / "plots").exists()
+    Outputs(report=tmp_path / "report.html").check()
 
 
 @pytest.mark.parametrize(
