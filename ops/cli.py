@@ -13,7 +13,7 @@ import typer
 
 from common import __version__
 from ops import completion
-from ops.commands import batch
+from ops.commands import batch, bench
 from ops.configuration import Configuration
 from ops.options import with_settings
 from ops.program import run_program
@@ -32,6 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(batch.app)
+app.add_typer(bench.app)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,1 @@
+"""What `tgq bench serve` is made of: load on any compatible server, and what its clients feel."""
