@@ -21,6 +21,7 @@ from common.wire import Accepted, Cancelled, Failed, FrameBody, Job, ModelCard, 
 from workers.answer import Answer, JobReturned
 from workers.engine.messages import EngineOutput, JobEvent, LoadProgress, Ready
 from workers.held import Delivery, Effects, Engine, Held, OpenDelivery, Send
+from workers.job_spans import JobSpans
 from workers.load import NOTHING, Load
 from workers.publisher import Outgoing
 from workers.stats import StatsTotals
@@ -44,6 +45,7 @@ class Dispatcher:
         batch_reserve: int,
         send: Send,
         freed: Callable[[], None],
+        spans: JobSpans | None = None,
     ) -> None:
         self.worker = worker
         self.stats = StatsTotals()
@@ -53,6 +55,7 @@ class Dispatcher:
         self._max_attempts = max_attempts
         self._send = send
         self._freed = freed
+        self._spans = spans
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
         self._load = Load(batch_reserve)
@@ -122,6 +125,7 @@ class Dispatcher:
     def hold(self, job: Job, delivery: Delivery) -> None:
         """Take a delivered job, or refuse it; `give` sends those taken to the engine."""
         with self._change() as effects:
+            moments = None if self._spans is None else self._spans.taken(job)
             if delivery.tag in self._overdue:
                 job = msgspec.structs.replace(job, job_class="interactive")
             known = self._held.get(job.id)
@@ -140,7 +144,7 @@ class Dispatcher:
                     self._engine.cancel([job.id])
                     effects.finished.append((known.delivery, None))
                     self._drop(known)
-                held = self._held[job.id] = self._waiting[job.id] = Held(job, delivery)
+                held = self._held[job.id] = self._waiting[job.id] = Held(job, delivery, moments=moments)
                 self._load.add(held, self.card)
 
     def suspect(self, request: str) -> None:
@@ -307,6 +311,8 @@ class Dispatcher:
             self._finish(held, body, effects)
 
     def _emit(self, held: Held, body: FrameBody, effects: Effects) -> None:
+        if held.moments is not None:
+            held.moments.heard(body)
         if held.job.reply_to is not None:
             effects.frames.append(Outgoing(held.job.reply_to, held.job.id, held.job.attempt, body))
         elif isinstance(body, Tokens):
@@ -331,6 +337,8 @@ class Dispatcher:
         del self._held[request]
         self._waiting.pop(request, None)
         self._load.remove(held)
+        if self._spans is not None and held.moments is not None:
+            self._spans.ended(held.job, held.delivery.tag, held.moments)
         if self._suspect == request:
             self._suspect = None
         if remember:

@@ -348,12 +348,13 @@ class TokenStream:
     # -- inside
 
     async def _send(self) -> None:
-        message = self._message = SentMessage.of(self.job, self._queue)
+        message = self._message = SentMessage.of(self.job, self._queue, self._parts.tracing)
         try:
-            async with asyncio.timeout(self._settings.redis_timeout):
-                await self._parts.relay.wait_connected()
-                self._sent = True
-                await self._parts.dispatcher.push(self._queue, message.message)
+            with message.sending():
+                async with asyncio.timeout(self._settings.redis_timeout):
+                    await self._parts.relay.wait_connected()
+                    self._sent = True
+                    await self._parts.dispatcher.push(self._queue, message.message)
         except Overloaded:
             self._sent = False
             raise
