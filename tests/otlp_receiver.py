@@ -47,12 +47,16 @@ class OtlpReceiver:
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.spans: list[ReceivedSpan] = []
+        self._dead = False
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def do_POST(self) -> None:  # noqa: N802
+            def do_POST(self) -> None:
+                if receiver._dead:
+                    self.close_connection = True
+                    return
                 body = self.rfile.read(int(self.headers["content-length"]))
                 right = self.path == "/v1/traces" and self.headers["content-type"] == "application/x-protobuf"
                 if right:
@@ -79,8 +83,14 @@ class OtlpReceiver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.die()
+
+    def die(self) -> None:
+        """Answer nobody any more, not on connections that are open either; idempotent."""
+        if not self._dead:
+            self._dead = True
+            self._server.shutdown()
+            self._server.server_close()
 
     def trace(
         self, trace_id: str, complete: Callable[[list[ReceivedSpan]], object], seconds: float = 15.0

@@ -1,4 +1,4 @@
-"""Whether this process traces, and where to. OpenTelemetry is loaded only when it does."""
+"""Whether this process traces, and where to. What makes and sends spans is loaded only when it does."""
 
 from __future__ import annotations
 

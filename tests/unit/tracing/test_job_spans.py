@@ -1,0 +1,79 @@
+"""What a job spends its time with at a worker."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from common.errors import GenerationFailed
+from common.keys import Keys
+from common.parameters import GenerationParameters
+from common.tracing.tracing import Tracing
+from common.wire import Cancelled, Failed, Finish, FrameBody, Job, Token, Tokens
+from workers.job_spans import JobSpans, Moments, stages
+
+SECOND = 10**9
+TAKEN, FIRST, END = 100 * SECOND, 104 * SECOND, 110 * SECOND
+
+
+def ended(inference_seconds: float) -> Tokens:
+    return Tokens(5, [], Finish("length", 6, inference_seconds))
+
+
+def moments(last: FrameBody | None, *, first_token: int = FIRST) -> Moments:
+    return Moments("q", TAKEN, first_token, 6, last)
+
+
+def test_the_stages_follow_one_another() -> None:
+    assert stages(moments(ended(8.0)), 90.0, END) == [
+        ("queued", 90 * SECOND, 102 * SECOND),
+        ("prefill", 102 * SECOND, FIRST),
+        ("decode", FIRST, END),
+    ]
+
+
+@pytest.mark.parametrize("inference_seconds", [0.0, 5.0, 60.0])
+def test_no_stage_ends_before_it_begins(inference_seconds: float) -> None:
+    """The engine's figures and the moments its messages arrive here need not agree."""
+    for sent_at in (None, 90.0, 500.0):
+        found = stages(moments(ended(inference_seconds)), sent_at, END)
+        assert all(begin <= end for _, begin, end in found)
+        assert [end for _, _, end in found[:-1]] == [begin for _, begin, _ in found[1:]]
+        assert found[0][1] <= TAKEN
+
+
+def test_a_job_that_never_began_was_queued_all_the_time() -> None:
+    assert stages(moments(Cancelled(), first_token=0), 90.0, END) == [("queued", 90 * SECOND, END)]
+
+
+def test_a_job_that_was_broken_off_counts_as_begun_at_once() -> None:
+    assert [begin for _, begin, _ in stages(moments(Cancelled()), 90.0, END)] == [90 * SECOND, TAKEN, FIRST]
+
+
+@pytest.mark.parametrize(
+    ("bodies", "outcome", "error"),
+    [
+        ([Tokens(0, [Token(1, "x", -1.0, False)], Finish("length", 1, 0.1))], "finished", None),
+        ([Failed(GenerationFailed.error_type, "private", True)], "failed", "generation"),
+        ([Failed(GenerationFailed.error_type, "private", True, True)], "handed_over", None),
+        ([Cancelled()], "cancelled", None),
+        ([], "returned", None),
+    ],
+)
+def test_how_it_ended(
+    bodies: list[FrameBody], outcome: str, error: str | None, tracing: Tracing, exporter: InMemorySpanExporter
+) -> None:
+    spans = JobSpans(tracing, Keys())
+    parameters = GenerationParameters(max_new_tokens=9, seed=5)
+    job = Job(id="j", model="m", prompt_ids=[1], parameters=parameters, submitted_at=0.0, job_class="batch")
+    held = spans.taken(job)
+    for body in bodies:
+        held.heard(body)
+    spans.ended(job, "tag", held)
+    consumer = exporter.get_finished_spans()[-1]
+    assert consumer.name == "process tgq:queue:m:batch"
+    assert consumer.attributes is not None
+    assert consumer.attributes["tgq.outcome"] == outcome
+    assert consumer.attributes.get("error.type") == error
+    assert consumer.status.is_unset == (error is None)
+    assert "private" not in consumer.to_json()
