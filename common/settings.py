@@ -269,9 +269,7 @@ class Settings(BaseSettings):
 
     # -- traces
     otlp_endpoint: str | None = Field(
-        None,
-        pattern=r"^https?://[^/]",
-        validation_alias=AliasChoices("OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"),
+        None, validation_alias=AliasChoices("OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
     )
     """Collector that traces are sent to, by OTLP over HTTP (`http://host:4318`); none are made without one."""
     otlp_service_name: str | None = Field(
@@ -300,9 +298,12 @@ class Settings(BaseSettings):
 
     @field_validator("otlp_endpoint")
     @classmethod
-    def _has_a_port_if_any(cls, value: str | None) -> str | None:
+    def _is_a_url(cls, value: str | None) -> str | None:
         if value is not None:
-            urlsplit(value).port  # noqa: B018  # raises ValueError
+            parts = urlsplit(value)
+            _ = parts.port  # raises ValueError
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError("must be a URL with `http://` or `https://`, such as http://collector:4318")
         return value
 
     @field_validator("log_level", mode="before")

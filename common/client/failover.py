@@ -116,6 +116,12 @@ class NextAttempt:
     message: SentMessage | None = None
     """Once it may be in the queue."""
 
+    def settled(self, outcome: str) -> None:
+        """It is not sent any more."""
+        if self.message is not None and self.message.span is not None:
+            self.message.span.set({"tgq.outcome": outcome})
+            self.message.span.end()
+
 
 class Resender:
     """Pushes attempts in the background, over one pipelined call at a time, until Redis has them or nobody wants them.
@@ -161,6 +167,9 @@ class Resender:
                     await asyncio.sleep(RETRY_SECONDS)
 
     async def _flush(self) -> None:
+        for attempt in self._pending:
+            if attempt.requester.ended:
+                attempt.settled("abandoned")
         self._pending = [attempt for attempt in self._pending if not attempt.requester.ended]
         attempts = self._pending[:PUSHES_PER_CALL]
         if not attempts:
@@ -179,9 +188,7 @@ class Resender:
             self._pending.remove(attempt)
             if outcome == b"sent":
                 sent[attempt.cause] += 1
-            if attempt.message is not None and attempt.message.span is not None:
-                attempt.message.span.set({"tgq.outcome": outcome.decode()})
-                attempt.message.span.end()
+            attempt.settled(outcome.decode())
             attempt.requester.resent(outcome.decode(), time.monotonic())
         if sent:
             self._counters.resent += sent

@@ -14,6 +14,7 @@ from common.tracing.setup import start_tracing, traces_endpoint
 from common.tracing.tracing import Tracing, process_resource
 from ops.configuration import Configuration
 from ops.ports import free_port
+from tests.otlp_receiver import OtlpReceiver
 
 EXACT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
@@ -105,3 +106,13 @@ def test_stopping_is_bounded_without_a_collector() -> None:
     began = time.monotonic()
     tracing.stop()
     assert time.monotonic() - began < 6
+
+
+def test_stopping_sends_what_has_ended() -> None:
+    with OtlpReceiver() as collector:
+        tracing = Tracing.exporting(f"{collector.url}/v1/traces", name="mine", part="web", instance="here-1")
+        with tracing.begin("outer", "server") as outer, tracing.begin("inner", "internal", outer):
+            pass
+        tracing.stop()
+        assert [(span.name, span.service) for span in collector.spans] == [("inner", "mine"), ("outer", "mine")]
+        assert collector.spans[0].parent == collector.spans[1].id
