@@ -296,6 +296,8 @@ class Dispatcher:
         body = event.body
         if not held.accepted:
             held.accepted = True
+            if held.moments is not None:
+                held.moments.accept()
             if held.job.reply_to is not None and not isinstance(body, Failed | Cancelled):
                 effects.frames.append(Outgoing(held.job.reply_to, held.job.id, held.job.attempt, Accepted(self.worker)))
                 effects.finished.append((held.delivery, None))

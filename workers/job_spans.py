@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from common.keys import Keys
 from common.tracing.message import message_attributes
-from common.wire import Cancelled, Failed, Finish, FrameBody, Job, Tokens
+from common.wire import Cancelled, Failed, FrameBody, Job, Tokens
 
 if TYPE_CHECKING:
     from common.tracing.tracing import Tracing
@@ -25,11 +25,17 @@ class Moments:
     queue: str
     """Where it came from."""
     taken: int
+    accepted: int = 0
+    """By the engine."""
     first_token: int = 0
     generated: int = 0
     """Tokens."""
     last: FrameBody | None = None
     """The newest frame."""
+
+    def accept(self) -> None:
+        """An engine has the job; perhaps another one after the first was lost."""
+        self.accepted, self.first_token, self.generated = time.time_ns(), 0, 0
 
     def heard(self, body: FrameBody) -> None:
         """The job's next frame."""
@@ -78,26 +84,19 @@ class JobSpans:
 def stages(moments: Moments, sent_at: float | None, ended: int) -> list[tuple[str, int, int]]:
     """What a job spent its time with: name, begin and end, without the stages it did not come to.
 
-    `queued` begins where the submitter sent it, by the submitter's clock, which may be before its worker took it. `prefill`
-    begins when the engine took the sequence in, as the engine tells at its end; it does not of a job that was broken off, which
-    then counts as taken in at once.
+    `queued` begins when the submitter sent it, by the submitter's clock, which may be before its worker took it. `prefill`
+    begins when the engine began with it, as the engine tells at its end. It does not of a job that was broken off, which then
+    counts as begun when it was accepted.
     """
     queued = moments.taken if sent_at is None else min(int(sent_at * 1e9), moments.taken)
-    finish = moments.last.finish if isinstance(moments.last, Tokens) else None
-    if not moments.first_token:
+    if not moments.accepted:
         return [("queued", queued, ended)]
-    admitted = _admitted(moments, finish, ended)
-    return [
-        ("queued", queued, admitted),
-        ("prefill", admitted, moments.first_token),
-        ("decode", moments.first_token, ended),
-    ]
-
-
-def _admitted(moments: Moments, finish: Finish | None, ended: int) -> int:
-    if finish is None:
-        return moments.taken
-    return min(max(ended - int(finish.inference_seconds * 1e9), moments.taken), moments.first_token)
+    first = moments.first_token or ended
+    finish = moments.last.finish if isinstance(moments.last, Tokens) else None
+    begun = moments.accepted if finish is None else ended - int(finish.inference_seconds * 1e9)
+    begun = min(max(begun, moments.taken), first)
+    found = [("queued", queued, begun), ("prefill", begun, first)]
+    return [*found, ("decode", first, ended)] if moments.first_token else found
 
 
 def _outcome(last: FrameBody | None) -> tuple[str, str | None]:

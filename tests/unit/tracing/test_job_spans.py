@@ -13,15 +13,15 @@ from common.wire import Cancelled, Failed, Finish, FrameBody, Job, Token, Tokens
 from workers.job_spans import JobSpans, Moments, stages
 
 SECOND = 10**9
-TAKEN, FIRST, END = 100 * SECOND, 104 * SECOND, 110 * SECOND
+TAKEN, ACCEPTED, FIRST, END = 100 * SECOND, 101 * SECOND, 104 * SECOND, 110 * SECOND
 
 
 def ended(inference_seconds: float) -> Tokens:
     return Tokens(5, [], Finish("length", 6, inference_seconds))
 
 
-def moments(last: FrameBody | None, *, first_token: int = FIRST) -> Moments:
-    return Moments("q", TAKEN, first_token, 6, last)
+def moments(last: FrameBody | None, *, accepted: int = ACCEPTED, first_token: int = FIRST) -> Moments:
+    return Moments("q", TAKEN, accepted, first_token, 6, last)
 
 
 def test_the_stages_follow_one_another() -> None:
@@ -43,11 +43,20 @@ def test_no_stage_ends_before_it_begins(inference_seconds: float) -> None:
 
 
 def test_a_job_that_never_began_was_queued_all_the_time() -> None:
-    assert stages(moments(Cancelled(), first_token=0), 90.0, END) == [("queued", 90 * SECOND, END)]
+    assert stages(moments(Cancelled(), accepted=0, first_token=0), 90.0, END) == [("queued", 90 * SECOND, END)]
 
 
-def test_a_job_that_was_broken_off_counts_as_begun_at_once() -> None:
-    assert [begin for _, begin, _ in stages(moments(Cancelled()), 90.0, END)] == [90 * SECOND, TAKEN, FIRST]
+def test_a_job_that_was_broken_off_counts_as_begun_when_it_was_accepted() -> None:
+    begun = [("queued", 90 * SECOND, ACCEPTED), ("prefill", ACCEPTED, FIRST), ("decode", FIRST, END)]
+    assert stages(moments(Cancelled()), 90.0, END) == begun
+    assert stages(moments(Cancelled(), first_token=0), 90.0, END) == [begun[0], ("prefill", ACCEPTED, END)]
+
+
+def test_another_engine_begins_again() -> None:
+    held = moments(None)
+    held.accept()
+    assert held.accepted > FIRST
+    assert (held.first_token, held.generated) == (0, 0)
 
 
 @pytest.mark.parametrize(
