@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -10,6 +12,7 @@ from common.keys import Keys
 from common.parameters import GenerationParameters
 from common.tracing.tracing import Tracing
 from common.wire import Cancelled, Failed, Finish, FrameBody, Job, Token, Tokens
+from tests.unit.workers.test_dispatcher import Bench, tokens
 from workers.job_spans import JobSpans, Moments, stages
 
 SECOND = 10**9
@@ -86,3 +89,39 @@ def test_how_it_ended(
     assert consumer.attributes.get("error.type") == error
     assert consumer.status.is_unset == (error is None)
     assert "private" not in consumer.to_json()
+
+
+ENDS: dict[str, tuple[Callable[[Bench], object], str]] = {
+    "last token": (lambda bench: bench.event("a", tokens(1, last=True)), "finished"),
+    "cancelled": (lambda bench: bench.event("a", Cancelled()), "cancelled"),
+    "its engine is lost": (lambda bench: bench.dispatcher.on_lost("killed"), "failed"),
+    "handed over": (lambda bench: bench.dispatcher.hand_over("stopping"), "handed_over"),
+    "another attempt comes": (lambda bench: bench.hold("a", attempt=2), "returned"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_every_job_that_is_held_has_one_span_however_it_ends(
+    end: str, tracing: Tracing, exporter: InMemorySpanExporter
+) -> None:
+    bench = Bench(spans=JobSpans(tracing, Keys()))
+    bench.run("a", job_class="batch", trace={"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"})
+    bench.event("a", tokens(0))
+    assert not exporter.get_finished_spans()
+    act, outcome = ENDS[end]
+    act(bench)
+    names = [span.name for span in exporter.get_finished_spans()]
+    assert names == ["queued", "prefill", "decode", "process tgq:queue:m:batch"]
+    process = exporter.get_finished_spans()[-1]
+    assert process.attributes is not None
+    assert process.attributes["tgq.outcome"] == outcome
+    assert process.attributes["messaging.message.id"] == "tag-a"
+    assert process.parent is not None
+    assert f"{process.parent.span_id:016x}" == "b" * 16
+
+
+def test_a_job_taken_back_was_only_queued(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
+    bench = Bench(spans=JobSpans(tracing, Keys()))
+    bench.hold("a")
+    bench.dispatcher.take_back()
+    assert [span.name for span in exporter.get_finished_spans()] == ["queued", "process tgq:queue:m:interactive"]
