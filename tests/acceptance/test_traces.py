@@ -159,7 +159,6 @@ async def test_a_failover_is_a_second_attempt_in_the_same_trace(
     (other,) = [record.id for record in seen.workers() if record.id != holder.id]
     assert process.resource["service.instance.id"] == other
     assert [named(spans, stage)[0].parent for stage in STAGES] == [process.id] * 3
-    service.add_worker()
 
 
 async def test_a_line_of_a_batch_has_a_trace_of_its_own(service: LocalService, collector: OtlpReceiver) -> None:
