@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from falcon.asgi import Request, Response
 
+from common.errors import error_kind
 from web.disconnect import ASGIApp, Receive, RequestLifetime, Scope, Send
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class ServerSpans:
         try:
             await self._app(scope, receive, answer.send)
         except BaseException as error:
-            span.fail(type(error).__name__)
+            span.fail(error_kind(error))
             raise
         finally:
             if answer.status is not None:

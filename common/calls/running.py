@@ -10,7 +10,7 @@ from common.calls.call import Call, Origin
 from common.client.generation import GenerationClient
 from common.client.merged_stream import MergedStream
 from common.client.token_stream import TokenStream
-from common.errors import TgqError
+from common.errors import error_kind
 from common.live_workers import LiveWorkers
 from common.tracing.call_span import CallSpan
 from common.wire import JobClass
@@ -50,8 +50,7 @@ async def run_call(
     try:
         answered = await _run(call, client, workers, seconds, span, terms)
     except BaseException as error:
-        kind = error.error_type if isinstance(error, TgqError) else type(error).__name__
-        span.end(kind, kind)
+        span.end(error_kind(error), error_kind(error))
         raise
     span.end("finished", None)
     return answered

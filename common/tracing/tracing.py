@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from common import __version__
-from common.errors import TgqError
+from common.errors import error_kind
 
 Kind = Literal["server", "internal", "producer", "consumer"]
 Value = str | bool | int | float | list[str]
@@ -88,7 +88,7 @@ class Span:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None:
-            self.fail(error.error_type if isinstance(error, TgqError) else type(error).__name__)
+            self.fail(error_kind(error))
         self.end()
 
 

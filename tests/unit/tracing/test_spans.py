@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,9 +12,10 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from common.calls.running import run_call
 from common.celery_message import job_of
 from common.client.failover import SentMessage
-from common.errors import Overloaded
+from common.errors import InvalidRequest, Overloaded
 from common.grammar import Grammar
 from common.parameters import GenerationParameters
 from common.tracing.call_span import CallSpan, request_attributes
@@ -84,6 +86,20 @@ def test_a_call_that_fails_before_its_first_token(tracing: Tracing, exporter: In
     assert call.parent is None
     assert not call.events
     assert "gen_ai.usage.output_tokens" not in attributes(call)
+
+
+async def test_a_call_without_http_that_is_refused(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
+    async def asks() -> None:
+        raise InvalidRequest("private")
+
+    call: Any = SimpleNamespace(operation="chat", model=SimpleNamespace(id="m"), sequences=1, asks=asks)
+    client: Any = SimpleNamespace(tracing=tracing)
+    with pytest.raises(InvalidRequest):
+        await run_call(call, client, client, 1.0)
+    (span,) = exporter.get_finished_spans()
+    assert (span.name, span.parent) == ("chat m", None)
+    assert attributes(span)["error.type"] == attributes(span)["tgq.cause"] == "validation"
+    assert "private" not in span.to_json()
 
 
 def test_what_a_request_asks_for() -> None:
