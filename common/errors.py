@@ -307,6 +307,11 @@ def error_from_worker(error_type: str, message: str) -> TgqError:
     return error
 
 
+def error_kind(error: BaseException) -> str:
+    """What to call an error where its words, which may quote what callers sent, are not told."""
+    return error.error_type if isinstance(error, TgqError) else type(error).__name__
+
+
 def _short(name: str) -> str:
     """A name as a client made it up, which may be as long as a body."""
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."

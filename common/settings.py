@@ -10,6 +10,7 @@ import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -268,6 +269,16 @@ class Settings(BaseSettings):
     json_output: bool = False
     """Log JSON even on a terminal."""
 
+    # -- traces
+    otlp_endpoint: str | None = Field(
+        None, validation_alias=AliasChoices("OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    )
+    """Collector that traces are sent to, by OTLP over HTTP (`http://host:4318`); none are made without one."""
+    otlp_service_name: str | None = Field(
+        None, min_length=1, validation_alias=AliasChoices("OTLP_SERVICE_NAME", "OTEL_SERVICE_NAME")
+    )
+    """Name of the service in traces. Default: by what a process is, `tgq-web`, `tgq-worker` or `tgq-batch-worker`."""
+
     @field_validator("hostname", mode="before")
     @classmethod
     def _ignore_container_names(cls, value: Any) -> Any:
@@ -285,6 +296,16 @@ class Settings(BaseSettings):
     def _can_be_dialled(cls, value: str | None) -> str | None:
         if value is not None:
             RedisAddress.parse(value)
+        return value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_a_url(cls, value: str | None) -> str | None:
+        if value is not None:
+            parts = urlsplit(value)
+            _ = parts.port  # raises ValueError
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError("must be a URL with `http://` or `https://`, such as http://collector:4318")
         return value
 
     @field_validator("log_level", mode="before")

@@ -60,7 +60,9 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_salt: str = ""
     """Jobs share computed prompts only with jobs of the same salt."""
     trace: dict[str, str] = {}
-    """W3C trace context (`traceparent`, `tracestate`)."""
+    """W3C trace context (`traceparent`, `tracestate`): that of the sending of this attempt, when it is traced."""
+    sent_at: float | None = None
+    """Unix seconds on the submitter's clock at which a traced attempt was sent to its queue."""
 
     @property
     def length(self) -> int:

@@ -63,7 +63,7 @@ class Configuration:
         value = getattr(self.settings, name)
         if isinstance(value, SecretStr):
             return HIDDEN
-        if name == "redis_url" and value:
+        if name in ("redis_url", "otlp_endpoint") and value:
             return without_password(value)
         return value if value is None or isinstance(value, (str, int, float, bool, list)) else str(value)
 

@@ -17,6 +17,7 @@ from web.middleware.model_paths import ModelPaths
 from web.middleware.request_id import RequestId
 from web.plain_http import PlainHttp
 from web.routes import add_routes
+from web.server_spans import RouteNames, ServerSpans
 from web.services import Services
 
 
@@ -41,6 +42,8 @@ def create_app(settings: Settings) -> WebApplication:
     services = Services(settings)
     app: App[Request, Response] = App()
     app.add_middleware(Lifespan(services))
+    if services.tracing is not None:
+        app.add_middleware(RouteNames())
     app.add_middleware(RequestId())
     app.add_middleware(Cors(settings.cors_allow_origin))
     app.add_middleware(KnownMethods())
@@ -50,4 +53,7 @@ def create_app(settings: Settings) -> WebApplication:
     app.req_options.strip_url_path_trailing_slash = True
     add_error_handlers(app, settings)
     add_routes(app, services)
-    return WebApplication(PlainHttp(DisconnectWatch(app, send_timeout=settings.stall_timeout)), services.drain)
+    watched: ASGIApp = DisconnectWatch(app, send_timeout=settings.stall_timeout)
+    if services.tracing is not None:
+        watched = ServerSpans(watched, services.tracing)
+    return WebApplication(PlainHttp(watched), services.drain)

@@ -19,6 +19,7 @@ from common.client.token_stream import TokenStream
 from common.errors import InvalidRequest, NotResumable, TgqError
 from common.protocols.dialects import ErrorForm
 from common.served_models import ServedModel
+from common.tracing.call_span import CallSpan, Operation
 from common.validation import Ask, ValidRequest
 from common.wire import Tokens
 from web import sse
@@ -30,13 +31,11 @@ from web.kept_stream import KeptStream, Resumable
 from web.request_record import RequestRecord
 from web.resume import RESUME
 from web.running import RunningRequest
+from web.server_spans import server_span, trace_context
 from web.services import Services
 from web.silence import Silence
 
 log = structlog.get_logger(__name__)
-
-_TRACE_HEADERS = ("traceparent", "tracestate")
-_LONGEST_TRACE_HEADER = 512
 
 
 class Generation:
@@ -167,6 +166,7 @@ async def open_generation(
     model: ServedModel,
     asks: Callable[[], Awaitable[Sequence[Ask]]],
     *,
+    operation: Operation,
     sequences: int,
     stream: bool,
     plan: Resumable | None = None,
@@ -177,7 +177,7 @@ async def open_generation(
         model: whose workers it is for.
         asks: makes what is asked for, one for each prompt, once the request is admitted; may raise `InvalidRequest`.
         sequences: how many those will generate, all prompts and children together.
-        stream: for the records.
+        operation, stream: for the records.
         plan: of a stream that may be resumed.
 
     Raises:
@@ -190,6 +190,12 @@ async def open_generation(
     record: RequestRecord = request.context.record
     if stream:
         record.streams()
+    if services.tracing is None:
+        trace = trace_context(request.scope)
+    else:
+        parent = server_span(request.scope)
+        record.span = CallSpan(services.tracing, parent, operation, model.id, stream=stream, sequences=sequences)
+        trace = record.span.headers
     outliving = None if plan is None else services.resumption.outlive(lifetime, plan)
     running = RunningRequest("" if plan is None else plan.owner)
     lifetime.stack.callback(services.running.enter(request, running))
@@ -213,7 +219,7 @@ async def open_generation(
                 adapter=valid.adapter,
                 tenant=request.context.tenant,
                 weight=weight,
-                trace=_trace(request),
+                trace=trace,
             )
         )
     if plan is not None and len(jobs) > 1:
@@ -246,12 +252,14 @@ def begin_record(services: Services, request: Request) -> None:
         InvalidRequest: `x-request-timeout` is no time.
     """
     lifetime = RequestLifetime.of(request.scope)
+    span = server_span(request.scope)
     record = request.context.record = RequestRecord(
         services.metrics,
         lifetime,
         request_id=request.context.request_id,
         route=request.uri_template or "",
         tenant=request.context.tenant,
+        trace_id="" if span is None else span.trace_id,
     )
     lifetime.stack.enter_context(record)
     request.context.deadline = Deadline.of(request, services.settings)
@@ -267,8 +275,3 @@ def _as_before(valid: ValidRequest, plan: Resumable | None) -> ValidRequest:
     if plan is None or plan.stored is None:
         return valid
     return msgspec.structs.replace(valid, parameters=msgspec.structs.replace(valid.parameters, seed=plan.stored.seed))
-
-
-def _trace(request: Request) -> dict[str, str]:
-    headers = {name: request.get_header(name) for name in _TRACE_HEADERS}
-    return {name: value for name, value in headers.items() if value and len(value) <= _LONGEST_TRACE_HEADER}

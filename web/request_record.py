@@ -22,6 +22,7 @@ from common.errors import (
     TgqError,
 )
 from common.metrics import WebMetrics
+from common.tracing.call_span import CallSpan
 from common.validation import ValidRequest
 from common.wire import Finish, Tokens
 from web.disconnect import RequestLifetime
@@ -49,7 +50,14 @@ class RequestRecord:
     """Context of one request, from its parsed body to its end."""
 
     def __init__(
-        self, metrics: WebMetrics, lifetime: RequestLifetime, *, request_id: str, route: str, tenant: str = ""
+        self,
+        metrics: WebMetrics,
+        lifetime: RequestLifetime,
+        *,
+        request_id: str,
+        route: str,
+        tenant: str = "",
+        trace_id: str = "",
     ) -> None:
         self.cause: str | None = None
         """How it ended, once it did."""
@@ -59,11 +67,15 @@ class RequestRecord:
         self.prompt_tokens = 0
         """Of all prompts, once they are validated."""
         self.finish: Finish | None = None
+        self.span: CallSpan | None = None
+        """Of a request that is traced, once its model is known."""
         self._metrics = metrics
         self._lifetime = lifetime
         self._request_id = request_id
         self._route = route
         self._tenant = tenant
+        self._trace_id = trace_id
+        self._failed = False
         self._stream = False
         self._arrived = self._phase_since = time.monotonic()
         self._phase: Phase = "admission"
@@ -92,6 +104,8 @@ class RequestRecord:
         self.prompt_tokens += len(valid.prompt_ids)
         self._metrics.input_length.observe(len(valid.prompt_ids))
         self._metrics.max_new_tokens.observe(valid.parameters.max_new_tokens)
+        if self.span is not None:
+            self.span.validated(valid)
 
     def dispatched(self, timings: Timings) -> None:
         self.entered("queue")
@@ -108,6 +122,8 @@ class RequestRecord:
                 self._metrics.time_to_first_token.observe(now - self._arrived)
             self._tokens += count
             self._last_tokens = now
+        if self.span is not None:
+            self.span.received(tokens)
         if tokens.ends:
             self.finish = tokens.finish
             self._succeeded(now)
@@ -122,6 +138,7 @@ class RequestRecord:
             return
         kind = next((kind for cls, kind in _FAILURES.items() if isinstance(error, cls)), "internal")
         self._end(error.error_type)
+        self._failed = True
         # A worker that finds a job too late to begin gives no reason.
         self.reason = error.reason or ("queue_wait" if isinstance(error, DeadlineExceeded) else None)
         self._metrics.request_failure.labels(kind).inc()
@@ -141,6 +158,9 @@ class RequestRecord:
             self._end(self._lifetime.gone or "aborted")
             self._metrics.request_failure.labels("dropped").inc()
             self._metrics.cancelled.labels(self.phase).inc()
+        if self.span is not None:
+            cause = self.cause or ""
+            self.span.end(cause, cause if self._failed else None)
         log.info("request", **self._summary())
 
     @property
@@ -206,6 +226,8 @@ class RequestRecord:
         }
         if self.reason is not None:
             summary["reason"] = self.reason
+        if self._trace_id:
+            summary["trace_id"] = self._trace_id
         if self._tenant:
             summary["key"] = self._tenant
         if self.finish is None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
+import socket
 
 from common.admission import Admission
 from common.api_keys import KeyRing
@@ -20,6 +23,7 @@ from common.redis_clients import async_redis
 from common.served_models import Models
 from common.settings import Settings
 from common.stream_store import StreamStore
+from common.tracing.setup import start_tracing
 from web.drain import Drain
 from web.health import HealthCheck
 from web.idempotency import Idempotency
@@ -47,7 +51,9 @@ class Services:
         self.settings = settings
         self.api_keys = KeyRing(settings)
         self.redis = async_redis(settings)
-        self.client = GenerationClient(settings, self.redis)
+        instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.tracing = start_tracing(settings, "web", instance)
+        self.client = GenerationClient(settings, self.redis, self.tracing)
         self.keys = self.client.keys
         self.admission = Admission(self.redis, self.keys, settings, self.client.process_id)
         self.key_limits = KeyLimits(self.redis, self.keys, settings, self.client.process_id)
@@ -94,6 +100,8 @@ class Services:
         self.models.close()
         self.storage.close()
         await self.redis.aclose()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.stop)
 
     async def _follow_keys(self) -> None:
         await asyncio.to_thread(self.api_keys.refresh)

@@ -8,7 +8,6 @@ without one, the message stays open until the job ends, and its frames are folde
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -19,17 +18,16 @@ from common.errors import GenerationFailed, InvalidRequest, TgqError
 from common.held_jobs import HeldJob
 from common.wire import Accepted, Cancelled, Failed, FrameBody, Job, ModelCard, Tokens
 from workers.answer import Answer, JobReturned
+from workers.ended_attempts import EndedAttempts
 from workers.engine.messages import EngineOutput, JobEvent, LoadProgress, Ready
 from workers.held import Delivery, Effects, Engine, Held, OpenDelivery, Send
+from workers.job_spans import JobSpans
 from workers.load import NOTHING, Load
 from workers.publisher import Outgoing
 from workers.stats import StatsTotals
 from workers.transport import Offer
 
 log = structlog.get_logger()
-
-ENDED_REMEMBERED = 10_000
-"""Ended attempts remembered, to drop late deliveries of them."""
 
 
 class Dispatcher:
@@ -44,6 +42,7 @@ class Dispatcher:
         batch_reserve: int,
         send: Send,
         freed: Callable[[], None],
+        spans: JobSpans | None = None,
     ) -> None:
         self.worker = worker
         self.stats = StatsTotals()
@@ -54,6 +53,7 @@ class Dispatcher:
         self._max_attempts = max_attempts
         self._send = send
         self._freed = freed
+        self._spans = spans
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
         self._load = Load(batch_reserve)
@@ -63,7 +63,7 @@ class Dispatcher:
         """Of the jobs that were lost with their engines, one runs at a time: one that kills engines dies alone."""
         self._overdue: set[str] = set()
         """Delivery tags; until the end of the pull they came with."""
-        self._ended: OrderedDict[str, int] = OrderedDict()
+        self._ended = EndedAttempts()
         self._ready = False
         self._closed = self._paused = False
 
@@ -123,6 +123,7 @@ class Dispatcher:
     def hold(self, job: Job, delivery: Delivery) -> None:
         """Take a delivered job, or refuse it; `give` sends those taken to the engine."""
         with self._change() as effects:
+            moments = None if self._spans is None else self._spans.taken(job)
             if delivery.tag in self._overdue:
                 job = msgspec.structs.replace(job, job_class="interactive")
             known = self._held.get(job.id)
@@ -131,7 +132,7 @@ class Dispatcher:
                 if known.delivery.tag != delivery.tag:
                     effects.finished.append((known.delivery, None))
                 known.delivery = delivery
-            elif (known is not None and known.job.attempt >= job.attempt) or self._ended.get(job.id, 0) >= job.attempt:
+            elif (known is not None and known.job.attempt >= job.attempt) or self._ended.has(job.id, job.attempt):
                 log.info("job_stale", request=job.id, attempt=job.attempt)
                 effects.finished.append((delivery, None))
             elif (error := self._unfit(job)) is not None:
@@ -141,7 +142,7 @@ class Dispatcher:
                     self._engine.cancel([job.id])
                     effects.finished.append((known.delivery, None))
                     self._drop(known)
-                held = self._held[job.id] = self._waiting[job.id] = Held(job, delivery)
+                held = self._held[job.id] = self._waiting[job.id] = Held(job, delivery, moments=moments)
                 self._load.add(held, self.card)
 
     def suspect(self, request: str) -> None:
@@ -293,6 +294,8 @@ class Dispatcher:
         body = event.body
         if not held.accepted:
             held.accepted = True
+            if held.moments is not None:
+                held.moments.accept()
             if held.job.reply_to is not None and not isinstance(body, Failed | Cancelled):
                 effects.frames.append(Outgoing(held.job.reply_to, held.job.id, held.job.attempt, Accepted(self.worker)))
                 effects.finished.append((held.delivery, None))
@@ -308,6 +311,8 @@ class Dispatcher:
             self._finish(held, body, effects)
 
     def _emit(self, held: Held, body: FrameBody, effects: Effects) -> None:
+        if held.moments is not None:
+            held.moments.heard(body)
         if held.job.reply_to is not None:
             effects.frames.append(Outgoing(held.job.reply_to, held.job.id, held.job.attempt, body))
         elif isinstance(body, Tokens):
@@ -332,13 +337,12 @@ class Dispatcher:
         del self._held[request]
         self._waiting.pop(request, None)
         self._load.remove(held)
+        if self._spans is not None and held.moments is not None:
+            self._spans.ended(held.job, held.delivery.tag, held.moments)
         if self._suspect == request:
             self._suspect = None
         if remember:
-            self._ended[request] = held.job.attempt
-            self._ended.move_to_end(request)
-            if len(self._ended) > ENDED_REMEMBERED:
-                self._ended.popitem(last=False)
+            self._ended.add(request, held.job.attempt)
 
     def _give(self) -> None:
         if not self._ready:

@@ -10,6 +10,7 @@ from common.errors import TgqError
 from common.held_jobs import HeldJob
 from common.wire import Job
 from workers.answer import Answer
+from workers.job_spans import Moments
 from workers.publisher import Outgoing
 
 
@@ -51,6 +52,8 @@ class Held:
     losses: int = 0
     """Engine processes that died with this job in them; at least one for a job that may be poisonous."""
     answer: Answer = field(default_factory=Answer)
+    moments: Moments | None = None
+    """Of a job whose spans are made at its end."""
 
     def shown(self) -> HeldJob:
         job = self.job

@@ -28,6 +28,7 @@ from common.keys import Keys
 from common.redis_checks import RedisUnfit, check_redis
 from common.redis_clients import sync_pool, sync_redis
 from common.settings import Settings
+from common.tracing.setup import start_tracing
 from common.wire import Cancelled, WorkerRecord, WorkerState
 from workers.acks import Acks
 from workers.consumer import JobConsumer
@@ -38,6 +39,7 @@ from workers.engine.messages import EngineOutput, LoadProgress, Ready
 from workers.engine_process import EngineProcess
 from workers.heartbeat import Heartbeat
 from workers.intake import EngineIntake
+from workers.job_spans import JobSpans
 from workers.marks import Marks
 from workers.pool import EnginePool, Generate
 from workers.publisher import Outgoing, Publisher
@@ -83,6 +85,7 @@ class Worker:
         self._acks = Acks(keys, self.id)
         self._engine = EngineProcess(settings, self)
         self._intake = EngineIntake(self._loop_client)
+        self._tracing = start_tracing(settings, "worker", self.id)
         self._publisher = Publisher(settings, self.id, channels=self._channels, gone=self._submitter_gone)
         self._dispatcher = self._intake.dispatcher = Dispatcher(
             self.id,
@@ -91,6 +94,7 @@ class Worker:
             batch_reserve=settings.batch_reserve,
             send=self._publisher.send,
             freed=self._intake.freed,
+            spans=None if self._tracing is None else JobSpans(self._tracing, keys),
         )
         self._marks = self._intake.marks = Marks(keys, self.id, self._dispatcher, max_attempts=settings.max_attempts)
         self._control = ControlListener(
@@ -333,6 +337,8 @@ class Worker:
         self._heartbeat.stop()
         self._client.close()
         self._loop_client.close()
+        if self._tracing is not None:
+            self._tracing.stop()
         log.info("worker_stopped", worker=self.id)
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from common.served_models import ServedModel
+from common.tracing.call_span import Operation
 from common.validation import Ask, ValidRequest
 from common.wire import Tokens
 
@@ -44,6 +45,8 @@ class Fold(Protocol):
 class Call(Protocol):
     """One parsed request of some API, up to its answer."""
 
+    operation: Operation
+    """What it is to those who trace it."""
     model: ServedModel
     stream: bool
     sequences: int

@@ -14,6 +14,7 @@ from common.protocols.openai_chat_answer import ChatFold
 from common.protocols.openai_chat_request import ChatRequest
 from common.served_models import Chosen
 from common.settings import Settings
+from common.tracing.call_span import Operation
 from common.validation import Ask, ValidRequest
 
 AT_ONCE_SECONDS = 0.001
@@ -24,6 +25,7 @@ AT_ONCE_SECONDS = 0.001
 class ChatCall:
     """See `common.calls.call.Call`."""
 
+    operation: Operation = "chat"
     last = DONE
 
     def __init__(self, body: ChatRequest, chosen: Chosen, settings: Settings, request_id: str) -> None:

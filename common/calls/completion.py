@@ -14,12 +14,14 @@ from common.protocols.openai_completion_request import CompletionRequest
 from common.protocols.prompt_text import PromptText
 from common.served_models import Chosen
 from common.settings import Settings
+from common.tracing.call_span import Operation
 from common.validation import Ask, ValidRequest
 
 
 class CompletionCall:
     """See `common.calls.call.Call`."""
 
+    operation: Operation = "text_completion"
     last = DONE
 
     def __init__(self, body: CompletionRequest, chosen: Chosen, settings: Settings, request_id: str) -> None:

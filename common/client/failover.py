@@ -8,9 +8,11 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
+import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
@@ -19,7 +21,11 @@ from common.client.counters import Cause, ClientCounters
 from common.fair_queue import FAIR_QUEUE
 from common.keys import ATTEMPTS_SECONDS, Keys
 from common.settings import Settings
+from common.tracing.message import begin_sending
 from common.wire import Job
+
+if TYPE_CHECKING:
+    from common.tracing.tracing import Span, Tracing
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +65,26 @@ class SentMessage:
     queue: str
     message: bytes
     tag: str
+    span: Span | None = None
+    """Of the sending, when the job is traced."""
 
     @classmethod
-    def of(cls, job: Job, queue: str) -> SentMessage:
+    def of(cls, job: Job, queue: str, tracing: Tracing | None = None, cause: Cause | None = None) -> SentMessage:
+        """
+        Args:
+            cause: of an attempt after the first.
+        """
         tag = str(uuid.uuid4())
-        return cls(queue, celery_message(job, queue, tag), tag)
+        if tracing is None:
+            return cls(queue, celery_message(job, queue, tag), tag)
+        # The attempts are siblings: the job itself keeps the context that they have in common.
+        span = begin_sending(tracing, job, queue, tag, cause)
+        job = msgspec.structs.replace(job, trace=span.headers, sent_at=time.time())
+        return cls(queue, celery_message(job, queue, tag), tag, span)
+
+    def sending(self) -> AbstractContextManager[object]:
+        """Enter it to push the message, once."""
+        return nullcontext() if self.span is None else self.span
 
 
 class Requester(Protocol):
@@ -95,6 +116,12 @@ class NextAttempt:
     message: SentMessage | None = None
     """Once it may be in the queue."""
 
+    def settled(self, outcome: str) -> None:
+        """It is not sent any more."""
+        if self.message is not None and self.message.span is not None:
+            self.message.span.set({"tgq.outcome": outcome})
+            self.message.span.end()
+
 
 class Resender:
     """Pushes attempts in the background, over one pipelined call at a time, until Redis has them or nobody wants them.
@@ -103,12 +130,18 @@ class Resender:
     """
 
     def __init__(
-        self, redis_client: redis.asyncio.Redis, keys: Keys, settings: Settings, counters: ClientCounters
+        self,
+        redis_client: redis.asyncio.Redis,
+        keys: Keys,
+        settings: Settings,
+        counters: ClientCounters,
+        tracing: Tracing | None = None,
     ) -> None:
         self._redis = redis_client
         self._keys = keys
         self._max_attempts = settings.max_attempts
         self._counters = counters
+        self._tracing = tracing
         self._resend = redis_client.register_script(_RESEND)
         self._pending: list[NextAttempt] = []
         self._wake = asyncio.Event()
@@ -134,6 +167,9 @@ class Resender:
                     await asyncio.sleep(RETRY_SECONDS)
 
     async def _flush(self) -> None:
+        for attempt in self._pending:
+            if attempt.requester.ended:
+                attempt.settled("abandoned")
         self._pending = [attempt for attempt in self._pending if not attempt.requester.ended]
         attempts = self._pending[:PUSHES_PER_CALL]
         if not attempts:
@@ -152,6 +188,7 @@ class Resender:
             self._pending.remove(attempt)
             if outcome == b"sent":
                 sent[attempt.cause] += 1
+            attempt.settled(outcome.decode())
             attempt.requester.resent(outcome.decode(), time.monotonic())
         if sent:
             self._counters.resent += sent
@@ -162,7 +199,7 @@ class Resender:
     async def _push(self, attempt: NextAttempt, pipe: redis.asyncio.client.Pipeline) -> None:
         job = attempt.job
         if attempt.message is None:
-            attempt.message = SentMessage.of(job, attempt.queue)
+            attempt.message = SentMessage.of(job, attempt.queue, self._tracing, attempt.cause)
             attempt.requester.resending(attempt.message)
         keys = self._keys
         await self._resend(

@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import redis.asyncio
 
@@ -26,6 +27,9 @@ from common.parameters import GenerationParameters
 from common.redis_clients import async_redis
 from common.settings import Settings
 from common.wire import Job, JobClass, WebControl
+
+if TYPE_CHECKING:
+    from common.tracing.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -67,14 +71,18 @@ class GenerationClient:
     anything: for keep-alive comments, or for the first event before the headers. A stream has one reader at a time.
     """
 
-    def __init__(self, settings: Settings, redis_client: redis.asyncio.Redis | None = None) -> None:
+    def __init__(
+        self, settings: Settings, redis_client: redis.asyncio.Redis | None = None, tracing: Tracing | None = None
+    ) -> None:
         """Nothing is connected before `start()`.
 
         Args:
             settings: Redis, time limits, model.
             redis_client: for commands (see `async_redis`); the client makes and closes its own when None.
+            tracing: makes a span of each sending; the caller stops it.
         """
         self.settings = settings
+        self.tracing = tracing
         self.process_id = secrets.token_hex(16)
         """Unguessable name of this client; also names its reply channel."""
         self.keys = Keys(settings.key_prefix)
@@ -84,7 +92,7 @@ class GenerationClient:
         self._watch = WorkerWatch(self.redis, self.keys, settings)
         self._control = ControlSender(self.redis, self.keys)
         self._relay = Relay(settings, self.keys.reply(self.process_id), self._watch, self._control, self.counters)
-        self._resender = Resender(self.redis, self.keys, settings, self.counters)
+        self._resender = Resender(self.redis, self.keys, settings, self.counters, tracing)
         self._queue_watch = QueueWatch(self.redis, self.keys, self._relay.streams)
         self._dispatcher = Dispatcher(self.redis, settings)
         self._parts = Parts(
@@ -96,6 +104,7 @@ class GenerationClient:
             control=self._control,
             watch=self._watch,
             counters=self.counters,
+            tracing=tracing,
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._last_sweep = self._judges_from = 0.0

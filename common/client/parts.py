@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from common.client.control import ControlSender
 from common.client.counters import ClientCounters
@@ -12,6 +13,9 @@ from common.client.relay import Relay
 from common.client.worker_watch import WorkerWatch
 from common.keys import Keys
 from common.settings import Settings
+
+if TYPE_CHECKING:
+    from common.tracing.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +30,4 @@ class Parts:
     control: ControlSender
     watch: WorkerWatch
     counters: ClientCounters
+    tracing: Tracing | None = None

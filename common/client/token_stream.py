@@ -338,15 +338,16 @@ class TokenStream:
     # -- inside
 
     async def _send(self) -> None:
-        message = self._message = SentMessage.of(self.job, self._queue)
+        message = self._message = SentMessage.of(self.job, self._queue, self._parts.tracing)
         try:
             async with asyncio.timeout(self._settings.redis_timeout):
                 if not self._parts.relay.connected:
                     await self._parts.relay.wait_connected()
                 self._sent = True
-                self._push = self._parts.dispatcher.push(self._queue, message.message)
-                # When the caller is cancelled, what becomes of the push must still be known.
-                await asyncio.shield(self._push.done)
+                with message.sending():
+                    self._push = self._parts.dispatcher.push(self._queue, message.message)
+                    # When the caller is cancelled, what becomes of the push must still be known.
+                    await asyncio.shield(self._push.done)
         except Overloaded:
             self._sent = False
             raise

@@ -127,8 +127,8 @@ _GROUPS: dict[str, tuple[TgiFlag, ...]] = {
     ),
     "Logs and telemetry": (
         _set("--json-output", "logs as JSON on a terminal, too; elsewhere they always are", switch=True),
-        _ignore("--otlp-endpoint", "no traces are sent"),
-        _ignore("--otlp-service-name", "no traces are sent"),
+        _set("--otlp-endpoint", "where traces go, over HTTP: 4318 is meant where 4317 is said"),
+        _set("--otlp-service-name", "what traces call the service"),
         _ignore("--usage-stats", "nothing is ever sent anywhere"),
         _ignore("--disable-usage-stats", "nothing is ever sent anywhere", switch=True),
         _ignore("--disable-crash-reports", "nothing is ever sent anywhere", switch=True),

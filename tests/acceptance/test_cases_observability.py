@@ -18,6 +18,7 @@ from common.keys import Keys
 from common.settings import Settings
 from ops.embedded_redis import EmbeddedRedis
 from ops.local_service import LocalService
+from ops.process_figures import children
 from tests.acceptance.native import (
     TIMEOUT,
     Series,
@@ -34,6 +35,7 @@ from tests.acceptance.native import (
     value,
     web_series,
 )
+from tests.acceptance.observation import sends_traces
 
 
 def test_i02_names_clients_make_up(scripted_service: LocalService) -> None:
@@ -48,6 +50,13 @@ def test_i02_names_clients_make_up(scripted_service: LocalService) -> None:
             assert checked(client.post(f"/generate?junk={n}", json=body, headers=headers)).status_code == 422
             assert checked(client.get(f"/junk-{n}")).status_code == 404
     assert web_series(url) == before
+
+
+def test_without_an_endpoint_no_process_can_send_traces(scripted_service: LocalService) -> None:
+    parts = [part.pid for part in (*scripted_service.web, *scripted_service.workers)]
+    processes = [*parts, *(child for pid in parts for child in children(pid))]
+    assert len(processes) >= 4, "a web node has a process for each web process, a worker one for its engine"
+    assert not [pid for pid in processes if sends_traces(pid)]
 
 
 async def test_i03_counters_of_several_processes_and_nodes(scripted_service: LocalService) -> None:

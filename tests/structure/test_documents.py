@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import re
 from pathlib import Path
@@ -16,12 +15,12 @@ from common.errors import TgqError
 from common.settings import Settings
 from ops.cli import app
 from ops.configuration import variables
+from ops.launcher.flags import FLAGS, VARIABLES, TgiFlag
 from web.routes import DOCUMENTATION, PLAYGROUND, ROUTES
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 MIGRATION = ROOT / "docs/migrating-from-tgi.md"
-FLAGS_OF_TGI = "ops.launcher.flags"
 TGQ: Any = get_command(app)
 OTHERS = {"TGQ_URL", "TGQ_KEY", "TGQ_SCHEMATHESIS_CASES"} | set(
     re.findall(r"\$\{([A-Z_]+)", (ROOT / "docker-compose.yml").read_text())
@@ -134,13 +133,6 @@ def test_routes_that_stay_are_served() -> None:
         assert paths.isdisjoint(served) if row[1].startswith("refused") else paths <= served, row
 
 
-def flags_of_tgi() -> list[Any]:
-    if not (ROOT / "ops/launcher").is_dir():
-        return []
-    table = importlib.import_module(FLAGS_OF_TGI)
-    return [*table.FLAGS, *table.VARIABLES]
-
-
 def test_the_table_of_flags_says_what_the_launcher_does() -> None:
     section = MIGRATION.read_text().partition("## Flags and variables")[2].partition("## Routes")[0]
     rows = [
@@ -148,10 +140,10 @@ def test_the_table_of_flags_says_what_the_launcher_does() -> None:
         for row in re.findall(r"^\|.+\|$", section, re.MULTILINE)
         if not row.startswith(("| flag", "| variable", "|--"))
     ]
-    assert rows == [flag_row(flag) for flag in flags_of_tgi()] or not flags_of_tgi()
+    assert rows == [flag_row(flag) for flag in (*FLAGS, *VARIABLES)]
 
 
-def flag_row(flag: Any) -> str:
+def flag_row(flag: TgiFlag) -> str:
     fate = WORDS[flag.fate]
     if flag.harmless:
         fate += " (but for " + ", ".join(f"`{value}`" for value in flag.harmless) + ")"

@@ -10,6 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "falcon", "celery")
+TRACES = ("opentelemetry.sdk.trace", "opentelemetry.exporter", "google.protobuf")
+"""What makes and sends them. (redis-py loads OpenTelemetry's metrics wherever it finds it.)"""
 
 
 def test_import_contracts_hold() -> None:
@@ -37,7 +39,11 @@ def test_common_loads_neither_torch_nor_falcon() -> None:
 
 
 def test_the_web_side_loads_no_torch() -> None:
-    assert not loaded("import web.app", ("torch", "transformers"))
+    assert not loaded("import web.app", ("torch", "transformers", *TRACES))
+
+
+def test_workers_load_nothing_for_traces_by_themselves() -> None:
+    assert not loaded("import workers.worker, workers.batch.runner", ("torch", *TRACES))
 
 
 @pytest.mark.parametrize("module", ["ops.cli", "common.settings", "common.wire", "common.keys"])

@@ -12,6 +12,7 @@ from common.protocols.tgi_answer import AnswerFold
 from common.protocols.tgi_request import CompatGenerateRequest, GenerateRequest
 from common.served_models import ServedModel
 from common.settings import Settings
+from common.tracing.call_span import Operation
 from common.validation import Ask, ValidRequest
 from web.resources.generation import GenerationResource
 
@@ -19,6 +20,7 @@ from web.resources.generation import GenerationResource
 class GenerateCall:
     """See `common.calls.call.Call`."""
 
+    operation: Operation = "text_completion"
     last = b""
 
     def __init__(

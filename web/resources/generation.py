@@ -51,7 +51,14 @@ class GenerationResource(Resource):
     async def _open(self, request: Request, call: Call, plan: Resumable | None = None) -> Generation:
         async with request.context.deadline.bounding():
             return await open_generation(
-                self.services, request, call.model, call.asks, sequences=call.sequences, stream=call.stream, plan=plan
+                self.services,
+                request,
+                call.model,
+                call.asks,
+                operation=call.operation,
+                sequences=call.sequences,
+                stream=call.stream,
+                plan=plan,
             )
 
     async def _whole(self, request: Request, call: Call) -> KeptAnswer:

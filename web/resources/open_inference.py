@@ -22,6 +22,7 @@ from common.protocols.open_inference_answer import OpenInferenceFold
 from common.protocols.open_inference_request import GenerateRequest
 from common.served_models import Chosen
 from common.settings import Settings
+from common.tracing.call_span import Operation
 from common.validation import Ask, ValidRequest
 from web.resources.generation import GenerationResource
 from web.resources.resource import Resource, write_json
@@ -31,6 +32,7 @@ from web.services import Services
 class OpenInferenceCall:
     """See `common.calls.call.Call`."""
 
+    operation: Operation = "text_completion"
     last = b""
 
     def __init__(

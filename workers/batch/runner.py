@@ -22,6 +22,7 @@ from common.live_workers import LiveWorkers
 from common.redis_clients import async_redis
 from common.served_models import Models
 from common.settings import Settings
+from common.tracing.setup import start_tracing
 from workers.batch.answering import Answering
 from workers.batch.endings import Endings
 from workers.batch.run import BatchRun, Collaborators
@@ -55,7 +56,8 @@ class BatchRunner:
         self._settings = settings
         self._redis = async_redis(settings)
         patient = settings.model_copy(update={"stall_timeout": max(settings.stall_timeout, _SILENT_SECONDS)})
-        self._client = GenerationClient(patient, self._redis)
+        self._tracing = start_tracing(settings, "batch-worker", self.id)
+        self._client = GenerationClient(patient, self._redis, self._tracing)
         keys = self._client.keys
         self._store = BatchStore(self._redis, keys, settings)
         self._storage = Storage(settings)
@@ -98,6 +100,8 @@ class BatchRunner:
             await self._live_workers.stop()
             self._models.close()
             await self._redis.aclose()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.stop)
             log.info("batch_runner_stopped", runner=self.id)
 
     async def _take(self, stopping: asyncio.Event) -> None:

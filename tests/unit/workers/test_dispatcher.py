@@ -27,6 +27,7 @@ from workers.answer import Answer, JobCancelled, JobReturned
 from workers.answer_lengths import SEEN_ENOUGH, UNKNOWN
 from workers.dispatcher import Dispatcher
 from workers.engine.messages import EngineOutput, JobEvent, Ready
+from workers.job_spans import JobSpans
 from workers.publisher import Outgoing
 from workers.stats import StatsTotals
 from workers.transport import Room
@@ -63,14 +64,22 @@ class FakeDelivery:
 class Bench:
     """A dispatcher with everything around it recorded."""
 
-    def __init__(self, *, ready: bool = True, max_attempts: int = 3, reserve: int = 2) -> None:
+    def __init__(
+        self, *, ready: bool = True, max_attempts: int = 3, reserve: int = 2, spans: JobSpans | None = None
+    ) -> None:
         self.engine = FakeEngine()
         self.frames: list[Outgoing] = []
         self.publish = True
         self.later: list[Callable[[], None]] = []
         self.freed = 0
         self.dispatcher = Dispatcher(
-            "w", self.engine, max_attempts=max_attempts, batch_reserve=reserve, send=self.send, freed=self.on_freed
+            "w",
+            self.engine,
+            max_attempts=max_attempts,
+            batch_reserve=reserve,
+            send=self.send,
+            freed=self.on_freed,
+            spans=spans,
         )
         if ready:
             self.dispatcher.on_ready(Ready(CARD))
