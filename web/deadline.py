@@ -6,8 +6,7 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 from falcon.asgi import Request
 
@@ -62,20 +61,32 @@ class Deadline:
             raise _exceeded()
         return seconds
 
-    @asynccontextmanager
-    async def bounding(self) -> AsyncIterator[None]:
-        """Cancels what it encloses when the time is over.
+    def bounding(self) -> _Bound:
+        """Cancels what it encloses (`async with`) when the time is over.
 
         Raises:
             DeadlineExceeded: it was.
         """
-        clock = asyncio.timeout(self._at - time.monotonic())
+        return _Bound(self._at - time.monotonic())
+
+
+class _Bound:
+    """`asyncio.timeout` with the error of this service; a class, for every request passes here."""
+
+    __slots__ = ("_clock",)
+
+    def __init__(self, seconds: float) -> None:
+        self._clock = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._clock.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
-            async with clock:
-                yield
+            await self._clock.__aexit__(kind, error, trace)
         except TimeoutError:
-            if not clock.expired():
-                raise
             raise _exceeded() from None
 
 
