@@ -81,7 +81,7 @@ async def test_a28_a29_an_answer_goes_on_at_another_worker_as_if_nothing_had_hap
     undisturbed: dict[str, list[dict[str, Any]]] = {name: [] for name in asked(0)}
     heard: dict[str, list[dict[str, Any]]] = {name: [] for name in undisturbed}
     await asyncio.gather(*(hear(client, *request, undisturbed[name]) for name, request in asked(0).items()))
-    streams = [asyncio.create_task(hear(client, *request, heard[name])) for name, request in asked(150).items()]
+    streams = [asyncio.create_task(hear(client, *request, heard[name])) for name, request in asked(80).items()]
     await until(lambda: all(len(events) >= HEARD for events in heard.values()), 20, "the first events of all")
     doomed = max(service.workers, key=lambda worker: seen.worker(worker.pid).running)
     cut = seen.worker(doomed.pid).running

@@ -25,6 +25,7 @@ from tests.acceptance.native import (
     checked,
     events,
     gauges,
+    more_web_nodes,
     post,
     refused,
     samples,
@@ -53,10 +54,7 @@ def test_i02_names_clients_make_up(scripted_service: LocalService) -> None:
 async def test_i03_counters_of_several_processes_and_nodes(scripted_service: LocalService) -> None:
     """Counters of a node with two processes never go down and sum to what was asked; so do two nodes' counters."""
     requests = 100
-    with (
-        another_web_node(scripted_service, {"WEB_CONCURRENCY": "2"}) as (first, _),
-        another_web_node(scripted_service, {}) as (second, _),
-    ):
+    with more_web_nodes(scripted_service, {"WEB_CONCURRENCY": "2"}, {}) as ((first, _), (second, _)):
         before = [samples(url) for url in (first, second)]
         scrapes: list[list[Mapping[Series, float]]] = [[], []]
         over = asyncio.Event()
