@@ -1,15 +1,16 @@
 """Whether the libraries that were installed are those the service was made for.
 
 The worker's transport (`workers.transport`) overrides private methods of kombu's, which Celery calls, and the connections that
-follow a primary (`common.redis_connections`) some of redis-py's: other releases import well, and then stand still or lose
-jobs after the first lost connection. So they are looked at before anything is imported.
+follow a primary (`common.redis_connections`) some of redis-py's: other releases may import well, and then stand still or lose
+jobs after the first lost connection. So they are looked at before anything is imported. redis-py 7 and 8.0 have no
+`maint_notifications_config` for asynchronous connections, redis-py 6 has none at all.
 """
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-RELEASES = {"celery": "5.7", "kombu": "5.7", "redis": "8"}
+RELEASES = {"celery": "5.7", "kombu": "5.7", "redis": "8.1"}
 """Library -> the releases of it that pass the fault tests, as in `requirements.in`."""
 
 
