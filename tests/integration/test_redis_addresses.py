@@ -28,7 +28,12 @@ from tests.redis_servers import Certificates, SentinelGroup, make_certificates
 
 PASSWORD = "p@ss/w:rd#?%"
 QUOTED = "p%40ss%2Fw%3Ard%23%3F%25"
-RULES = "~tgq:* ~_kombu.* ~*.celery.pidbox* &* +@all -@admin -@dangerous +info +config|get"
+RULES = next(
+    line.partition(">password ")[2]
+    for line in Path(__file__).parents[2].joinpath("docs/redis.md").read_text().splitlines()
+    if line.startswith("ACL SETUSER tgq on >password ")
+)
+"""That suffice, as the documents say."""
 KINDS = ("password", "user", "socket", "tls", "sentinel")
 OPERATORS = (
     *(["ps"], ["queue"], ["running"], ["cancel", "x"], ["drain", "x"], ["undrain", "x"], ["top", "--once"]),
