@@ -165,6 +165,7 @@ class LocalService:
             **os.environ,
             "HOSTNAME": "127.0.0.1",
             "REDIS_URL": self.redis_url,
+            "TGQ_REDIS_PASSWORD_FILE": "",
             "HF_HUB_OFFLINE": "1",
             "TGQ_BATCH_STORAGE": str(self.directory / "batches"),
             **self._settings,

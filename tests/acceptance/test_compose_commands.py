@@ -131,13 +131,13 @@ class Containers:
         return file
 
 
-def wait(condition: Callable[[], bool], containers: Containers, patience: float = 120.0) -> None:
+def wait(condition: Callable[[], bool], containers: Containers, patience: float = 120.0, pause: float = 0.2) -> None:
     deadline = time.monotonic() + patience
     while not condition():
         ended = [name for name, process in containers.processes.items() if process.poll() is not None]
         assert not ended, f"{ended} ended\n{containers.logs()}"
         assert time.monotonic() < deadline, containers.logs()
-        time.sleep(0.2)
+        time.sleep(pause)
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +151,9 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]
             wait(lambda: _answers(client), containers)
         for name in OURS:
             containers.start(name)
-        wait(lambda: containers.healthy("worker"), containers)
-        wait(lambda: containers.healthy("web"), containers)
+        # A check is a process of its own, and takes time from those that start.
+        wait(lambda: containers.healthy("worker"), containers, pause=1.0)
+        wait(lambda: containers.healthy("web"), containers, pause=1.0)
         yield containers
     finally:
         for process in containers.processes.values():
