@@ -20,6 +20,7 @@ TgqError
 │   ├── UnknownBatch          404  not_found
 │   └── NotResumable          404  not_found
 ├── MethodNotAllowed          405  method_not_allowed
+├── StreamGone                410  gone
 ├── Overloaded                429  overloaded
 │   └── KeyLimited            429  overloaded
 ├── IdempotencyConflict       422  validation
@@ -198,6 +199,13 @@ class MethodNotAllowed(TgqError):
 
     status = 405
     error_type = "method_not_allowed"
+
+
+class StreamGone(TgqError):
+    """The stream with this `x-request-id` is not kept any more."""
+
+    status = 410
+    error_type = "gone"
 
 
 class Overloaded(TgqError):

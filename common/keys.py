@@ -22,6 +22,7 @@
 | {p}:idempotency:{digest}      | hash    | web (idempotent calls) | web                    | by lease, or its setting     |
 | {p}:stream:{digest}           | hash    | web (resumable stream) | web                    | `resume_seconds` unrenewed   |
 | {p}:stream_tokens:{digest}    | list    | web (resumable stream) | web                    | with its hash                |
+| {p}:stream_known:{digest}     | string  | web (resumable stream) | web                    | STREAM_KNOWN_SECONDS after   |
 | {p}:file:{file}               | string  | web, batch runners     | web, batch runners     | `expires_at` and a day       |
 | {p}:files:{tenant}            | zset    | web, batch runners     | web                    | with the last file in it     |
 | {p}:file_expiry               | zset    | web, batch runners     | batch runners          | entry: when its bytes go     |
@@ -68,6 +69,8 @@ ATTEMPTS_SECONDS = 3600
 CANCELLED_SECONDS = 3600
 CANCELLED_RUNNING_SECONDS = 120
 """Of a job that a worker has: what is left to hear of it is a worker that was away, and lets it go when it is back."""
+STREAM_KNOWN_SECONDS = 3600
+"""How long after a resumable stream has gone its caller is told that there was one."""
 ANSWERS_SECONDS = 10
 DEAD_JOBS_KEPT = 1000
 
@@ -154,6 +157,10 @@ class Keys:
 
     def stream_tokens(self, digest: str) -> str:
         return f"{self.prefix}:stream_tokens:{digest}"
+
+    def stream_known(self, digest: str) -> str:
+        """That there was such a stream, and nothing of what it said."""
+        return f"{self.prefix}:stream_known:{digest}"
 
     def file(self, file: str) -> str:
         return f"{self.prefix}:file:{file}"

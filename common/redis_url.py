@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 REDIS_PORT = 6379
 SENTINEL_PORT = 26379
@@ -99,6 +99,14 @@ class RedisAddress:
             sentinel_username=options.get("sentinel_username") or None,
             sentinel_password=options.get("sentinel_password") or None,
         )
+
+
+def with_password(url: str, password: str) -> str:
+    """A URL that has no password, with this one."""
+    parts = urlsplit(url)
+    username, _, place = parts.netloc.rpartition("@")
+    credentials = f"{username.removesuffix(':')}:{quote(password, safe='')}"
+    return urlunsplit(parts._replace(netloc=f"{credentials}@{place}"))
 
 
 def _place(scheme: str, place: str, path: str) -> tuple[tuple[tuple[str, int], ...], str | None]:

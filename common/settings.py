@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
+from pydantic import AliasChoices, Field, PrivateAttr, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from common.redis_url import RedisAddress
+from common.redis_url import RedisAddress, with_password
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SCRIPTED_MODEL = "scripted"
@@ -191,6 +191,8 @@ class Settings(BaseSettings):
     """Folder in which the embedded server of `tgq serve` keeps its data over restarts. Default: in memory only."""
     queue_limit: int = Field(10_000, ge=1, validation_alias=_ours("queue_limit"))
     """Jobs one queue may hold; above it requests are refused with 429."""
+    redis_password_file: Path | None = Field(None, validation_alias=_ours("redis_password_file"))
+    """File with the password for `redis_url`, which has none then: a secret of Docker's or Kubernetes'. Read at the start."""
 
     # -- workers
     workers: int = Field(1, ge=1, validation_alias=_ours("workers"))
@@ -279,6 +281,8 @@ class Settings(BaseSettings):
     )
     """Name of the service in traces. Default: by what a process is, `tgq-web`, `tgq-worker` or `tgq-batch-worker`."""
 
+    _redis_password: str = PrivateAttr("")
+
     @field_validator("hostname", mode="before")
     @classmethod
     def _ignore_container_names(cls, value: Any) -> Any:
@@ -335,6 +339,20 @@ class Settings(BaseSettings):
             raise ValueError("TGQ_BATCH_WEBHOOK_URL needs TGQ_BATCH_WEBHOOK_SECRET, which its calls are signed with")
         return self
 
+    @model_validator(mode="after")
+    def _read_redis_password(self) -> Settings:
+        if self.redis_password_file is None:
+            return self
+        if self.redis_url is None or RedisAddress.parse(self.redis_url).password is not None:
+            raise ValueError("TGQ_REDIS_PASSWORD_FILE needs a REDIS_URL without a password")
+        try:
+            self._redis_password = self.redis_password_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"TGQ_REDIS_PASSWORD_FILE cannot be read: {type(error).__name__}") from None
+        if not self._redis_password:
+            raise ValueError("TGQ_REDIS_PASSWORD_FILE has no password in it")
+        return self
+
     @classmethod
     def of(cls, **values: Any) -> Settings:
         """Settings with some fields given by name (`Settings.of(workers=2)`), the rest from the environment.
@@ -360,5 +378,6 @@ class Settings(BaseSettings):
 
     @property
     def broker_url(self) -> str:
-        """The Redis to use when none is embedded."""
-        return self.redis_url or DEFAULT_REDIS_URL
+        """The Redis to use when none is embedded, with its password."""
+        url = self.redis_url or DEFAULT_REDIS_URL
+        return with_password(url, self._redis_password) if self._redis_password else url

@@ -3,6 +3,7 @@
 For each stream a hash (`stream`: what another process needs to go on, `owner`: whose connection it is) and a list of its
 `Tokens`, in the portions in which they are folded to events. The owner appends tokens before it sends them, so that
 whatever a client may have seen is here. Whoever claims the stream becomes its owner; what the one before says is refused.
+Beside them is a mark that outlives both by `STREAM_KNOWN_SECONDS`: who comes too late is told so.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 import redis.asyncio
 from msgspec import Struct
 
-from common.keys import ATTEMPTS_SECONDS, Keys
+from common.keys import ATTEMPTS_SECONDS, STREAM_KNOWN_SECONDS, Keys
 from common.settings import Settings
 from common.wire import (
     WIRE_VERSION,
@@ -32,10 +33,19 @@ Appended = Literal["stored", "taken", "missing"]
 """`taken`: somebody else has the stream. `missing`: it was forgotten, or Redis lost its data; if it is to go on, all tokens
 must be appended again."""
 
-# KEYS: stream, tokens. ARGV: owner, stream, milliseconds to keep, portions of tokens before these, whether to make a
+# KEYS of all scripts begin with: stream, tokens, mark.
+_KEEP = f"""
+local function keep(milliseconds)
+  redis.call('PEXPIRE', KEYS[1], milliseconds)
+  redis.call('PEXPIRE', KEYS[2], milliseconds)
+  redis.call('SET', KEYS[3], '', 'PX', string.format('%d', milliseconds + {STREAM_KNOWN_SECONDS * 1000}))
+end
+"""
+
+# ARGV: owner, stream, milliseconds to keep, portions of tokens before these, whether to make a
 # stream that is not there ('' for no), then the portions.
 # A repeated call, whose answer was lost, writes the same in the same place.
-_APPEND = """
+_APPEND = f"""{_KEEP}
 local owner = redis.call('HGET', KEYS[1], 'owner')
 if owner and owner ~= ARGV[1] then return 'taken' end
 local before, there = tonumber(ARGV[4]), redis.call('LLEN', KEYS[2])
@@ -43,30 +53,27 @@ if there < before or (not owner and ARGV[5] == '') then return 'missing' end
 if before == 0 then redis.call('DEL', KEYS[2]) elseif there > before then redis.call('LTRIM', KEYS[2], 0, before - 1) end
 redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'stream', ARGV[2])
 for i = 6, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('PEXPIRE', KEYS[2], ARGV[3])
+keep(ARGV[3])
 return 'stored'
 """
 
 # ARGV: owner, milliseconds to keep.
-_RENEW = """
+_RENEW = f"""{_KEEP}
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return end
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-redis.call('PEXPIRE', KEYS[2], ARGV[2])
+keep(ARGV[2])
 """
 
 # KEYS: also the job's newest attempt and its mark of cancellation, which an owner that stopped may have left.
 # ARGV: owner, stream, milliseconds to keep, attempts each, seconds the attempt is kept.
-_CLAIM = """
+_CLAIM = f"""{_KEEP}
 if redis.call('HGET', KEYS[1], 'stream') ~= ARGV[2] then return false end
 local each = tonumber(ARGV[4])
-local attempt = (math.floor(tonumber(redis.call('GET', KEYS[3]) or 1) / each) + 1) * each
-redis.call('SET', KEYS[3], string.format('%d', attempt), 'EX', ARGV[5])
-redis.call('DEL', KEYS[4])
+local attempt = (math.floor(tonumber(redis.call('GET', KEYS[4]) or 1) / each) + 1) * each
+redis.call('SET', KEYS[4], string.format('%d', attempt), 'EX', ARGV[5])
+redis.call('DEL', KEYS[5])
 redis.call('HSET', KEYS[1], 'owner', ARGV[1])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('PEXPIRE', KEYS[2], ARGV[3])
-return {attempt, redis.call('LRANGE', KEYS[2], 0, -1)}
+keep(ARGV[3])
+return {{attempt, redis.call('LRANGE', KEYS[2], 0, -1)}}
 """
 
 # ARGV: owner; an empty one stands for any.
@@ -127,6 +134,10 @@ class StreamStore:
             return None  # another release's words
         return stored if stored.version == WIRE_VERSION else None
 
+    async def known(self, digest: str) -> bool:
+        """Whether there is such a stream, or was one not long ago."""
+        return bool(await self._redis.exists(self._keys.stream_known(digest)))
+
     async def claim(self, digest: str, owner: str, stored: StoredStream) -> Claimed | None:
         """Make a stream ours, as it was found; None when it is not there any more."""
         keys = [*self._names(digest), self._keys.attempt(stored.job), self._keys.cancelled(stored.job)]
@@ -142,4 +153,4 @@ class StreamStore:
         await self._forget(keys=self._names(digest), args=[owner])
 
     def _names(self, digest: str) -> list[str]:
-        return [self._keys.stream(digest), self._keys.stream_tokens(digest)]
+        return [self._keys.stream(digest), self._keys.stream_tokens(digest), self._keys.stream_known(digest)]

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from common import __version__
+from common.libraries import unfit_libraries
 from ops import completion
 from ops.commands import batch, bench
 from ops.configuration import Configuration
@@ -53,7 +54,9 @@ def _common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    if (problem := unfit_libraries()) is not None:
+        typer.echo(f"tgq: {problem}", err=True)
+        raise typer.Exit(1)
 
 
 @app.command()

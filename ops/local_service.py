@@ -165,6 +165,7 @@ class LocalService:
             **os.environ,
             "HOSTNAME": "127.0.0.1",
             "REDIS_URL": self.redis_url,
+            "TGQ_REDIS_PASSWORD_FILE": "",
             "HF_HUB_OFFLINE": "1",
             "TGQ_BATCH_STORAGE": str(self.directory / "batches"),
             **self._settings,
@@ -179,22 +180,23 @@ class LocalService:
             ServiceFailed: a part ended, or the time is over.
         """
         deadline = time.monotonic() + timeout
-        while not self._ready():
-            for part in (*self.web, *self.workers, *self.batch_workers):
-                if not part.alive:
-                    raise ServiceFailed(f"{part.name} ended with {part.process.returncode}:\n{part.tail()}")
-            if time.monotonic() > deadline:
-                tails = "\n".join(f"--- {part.name}\n{part.tail(1500)}" for part in (*self.web, *self.workers))
-                raise ServiceFailed(f"not ready after {timeout:g} s\n{tails}")
-            time.sleep(0.05)
+        with httpx.Client(timeout=5) as client:
+            while not self._ready(client):
+                for part in (*self.web, *self.workers, *self.batch_workers):
+                    if not part.alive:
+                        raise ServiceFailed(f"{part.name} ended with {part.process.returncode}:\n{part.tail()}")
+                if time.monotonic() > deadline:
+                    tails = "\n".join(f"--- {part.name}\n{part.tail(1500)}" for part in (*self.web, *self.workers))
+                    raise ServiceFailed(f"not ready after {timeout:g} s\n{tails}")
+                time.sleep(0.05)
 
-    def _ready(self) -> bool:
+    def _ready(self, client: httpx.Client) -> bool:
         ready = sum(part.alive for part in self.workers)
         try:
             for url in self.urls:
-                if httpx.get(f"{url}/health", timeout=5).status_code != 200:
+                if client.get(f"{url}/health").status_code != 200:
                     return False
-                if ready_workers(httpx.get(f"{url}/metrics", timeout=5).text) != ready:
+                if ready_workers(client.get(f"{url}/metrics").text) != ready:
                     return False
         except httpx.HTTPError:
             return False

@@ -15,12 +15,12 @@ OURS = ("web", "worker", "batch-worker")
 
 
 def compose(file: str = "docker-compose.yml", variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The file with `${NAME:-default}` replaced and YAML's merges carried out."""
+    """The file with `${NAME:-default}` replaced, `$$` made `$`, and YAML's merges carried out."""
 
     def value(found: re.Match[str]) -> str:
         return (variables or {}).get(found[1]) or found[2]
 
-    text = re.sub(r"\$\{(\w+):-([^}]*)\}", value, (ROOT / file).read_text())
+    text = re.sub(r"\$\{(\w+):-([^}]*)\}", value, (ROOT / file).read_text()).replace("$$", "$")
     document: dict[str, Any] = yaml.safe_load(text)
     return document
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
 from hypothesis import HealthCheck, settings
 
 from ops.embedded_redis import EmbeddedRedis
+
+# Nobody the tests speak to has a certificate of a known authority. To read all of those takes a client longer than its request,
+# and httpx makes a client for every `httpx.get`.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Engines that each take every core spin against one another. Set before torch is loaded, here or in a child.

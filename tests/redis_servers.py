@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
 import redis
 
 from ops.child_process import spawn
@@ -17,6 +18,35 @@ from ops.embedded_redis import HOST, EmbeddedRedis, server_program
 from ops.ports import free_port
 
 MASTER_NAME = "main"
+FORBIDDEN = (
+    "CONFIG SET maxmemory 1",
+    "CONFIG REWRITE",
+    "REPLICAOF 127.0.0.1 1",
+    "SLAVEOF 127.0.0.1 1",
+    "FAILOVER",
+    "DEBUG SLEEP 0",
+    "MODULE LIST",
+    "ACL LIST",
+    "ACL SETUSER default nopass",
+    "SHUTDOWN NOSAVE",
+    "SAVE",
+    "FLUSHALL",
+    "FLUSHDB",
+    "SWAPDB 0 1",
+    "KEYS *",
+    "MONITOR",
+    "CLIENT KILL TYPE normal",
+)
+"""With these a server is taken over, or loses what it holds."""
+
+
+def assert_out_of_reach(client: redis.Redis) -> None:
+    """Whoever has this connection cannot take the server over or empty it."""
+    for command in FORBIDDEN:
+        with pytest.raises(redis.ResponseError, match=r"no permissions|not allowed"):
+            client.execute_command(*command.split())  # type: ignore[no-untyped-call]
+    with pytest.raises(redis.ResponseError, match="ACL"):
+        client.eval("redis.call('FLUSHALL')", 0)
 
 
 class SentinelGroup:

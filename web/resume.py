@@ -27,6 +27,7 @@ from common.errors import (
     InvalidRequest,
     NotResumable,
     ResumeConflict,
+    StreamGone,
     TgqError,
 )
 from common.stream_store import StreamStore
@@ -105,7 +106,8 @@ class Resumption:
 
         Raises:
             InvalidRequest: the headers are wrong.
-            NotResumable: there is no such stream of this caller.
+            NotResumable: there was no such stream of this caller.
+            StreamGone: there is none any more.
             ResumeConflict: it was another request's.
             redis.exceptions.RedisError: Redis is away.
         """
@@ -119,17 +121,20 @@ class Resumption:
             return Resumable(digest, owner, fingerprint, deadline.unix)
         stored = await self._store.find(digest)
         if stored is None:
-            raise NotResumable
+            raise await self._missing(digest)
         if stored.fingerprint != fingerprint:
             raise ResumeConflict
         claimed = await self._store.claim(digest, owner, stored)
         if claimed is None:
-            raise NotResumable
+            raise await self._missing(digest)
         await self._running.take_over(digest, owner)
         plan = Resumable(digest, owner, fingerprint, stored.deadline, stored, claimed.attempt, claimed.tokens, events)
         if not plan.finished:
             deadline.not_after(stored.deadline)
         return plan
+
+    async def _missing(self, digest: str) -> TgqError:
+        return StreamGone() if await self._store.known(digest) else NotResumable()
 
     async def drop(self, digest: str, *, orphan: bool) -> bool:
         """Let nobody resume a caller's stream any more; whether there was one.

@@ -7,7 +7,7 @@ has room for, in fair order, and registers them atomically; acknowledgements go 
 loop, over whichever connection is alive (`workers.acks`). Message format and unacknowledged messages are kombu's.
 
 It overrides private methods of kombu (`_brpop_start`, `_brpop_read`, `_update_brpop_polling`, `_get_pool`): another kombu
-version needs the fault tests first.
+version needs the fault tests first (`common.libraries`).
 """
 
 # Kombu says it is typed, but its methods are not.
@@ -21,7 +21,6 @@ from queue import Empty
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
-import kombu
 import redis
 import structlog
 from kombu.transport import redis as stock
@@ -34,9 +33,6 @@ from workers.acks import Acks
 from workers.pull_script import PULL
 
 log = structlog.get_logger()
-
-if not kombu.__version__.startswith("5.7."):
-    raise ImportError(f"a worker's transport leans on the internals of kombu 5.7; installed is {kombu.__version__}")
 
 PULL_MAX = 8
 """Messages per script call: with more, one worker takes a burst that idle workers could share."""

@@ -10,7 +10,7 @@ from common.settings import Settings
 from ops.configuration import variables
 
 _WINDOW = "365d"
-_FOREIGN = ("redis_url", "redis_data", "api_key", "api_keys_file", "batch_webhook_url")
+_FOREIGN = ("redis_url", "redis_password_file", "redis_data", "api_key", "api_keys_file", "batch_webhook_url")
 """Settings of the service that other people use here."""
 
 

@@ -10,6 +10,7 @@ import pytest
 from ops.local_service import LocalService
 from tests.acceptance.clients import http_client
 from tests.acceptance.observation import Observer
+from tests.acceptance.pair import SETTINGS
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +32,23 @@ def batch_service() -> Iterator[LocalService]:
     """One web node, one worker with the scripted model and one batch runner."""
     with LocalService({"MODEL_ID": "scripted"}, batch_workers=1) as service:
         yield service
+
+
+@pytest.fixture(scope="session")
+def pair_of_workers() -> Iterator[LocalService]:
+    """Use `two_workers`."""
+    with LocalService(SETTINGS, workers=2) as service:
+        yield service
+
+
+@pytest.fixture
+def two_workers(pair_of_workers: LocalService) -> LocalService:
+    """One web node and two workers with the scripted model and few slots, of which the test may end one."""
+    for worker in [worker for worker in pair_of_workers.workers if not worker.alive]:
+        pair_of_workers.workers.remove(worker)
+        pair_of_workers.add_worker()
+    pair_of_workers.wait_ready()
+    return pair_of_workers
 
 
 # For modules that have a `service` of their own.

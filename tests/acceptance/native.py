@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -170,16 +171,28 @@ class Occupied:
 @contextmanager
 def another_web_node(service: LocalService, settings: Mapping[str, str]) -> Iterator[tuple[str, Part]]:
     """One more web node of a running service, with settings of its own; yields its address and process."""
-    part = service.add_web(settings)
-    url = service.urls[-1]
+    with more_web_nodes(service, settings) as (node,):
+        yield node
+
+
+@contextmanager
+def more_web_nodes(service: LocalService, *settings: Mapping[str, str]) -> Iterator[list[tuple[str, Part]]]:
+    """Several, which start and stop at once."""
+    nodes = []
+    for own in settings:
+        part = service.add_web(own)
+        nodes.append((service.urls[-1], part))
     try:
-        until(lambda: _answers(url, part), f"{part.name}", 120)
-        yield url, part
+        for url, part in nodes:
+            until(partial(_answers, url, part), part.name, 120)
+        yield nodes
     finally:
-        service.web.remove(part)
-        service.urls.remove(url)
-        part.terminate()
-        part.wait(30)
+        for url, part in nodes:
+            service.web.remove(part)
+            service.urls.remove(url)
+            part.terminate()
+        for _, part in nodes:
+            part.wait(30)
 
 
 def _answers(url: str, part: Part) -> bool:

@@ -12,10 +12,13 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from unittest import mock
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from ops.cli import app
 from ops.local_service import LocalService
 from tests.acceptance.batches import by_id, content, jsonl, line, saying
 
@@ -41,7 +44,14 @@ class _Batch:
     def __init__(self, service: LocalService, directory: Path) -> None:
         self.service, self.directory = service, directory
 
-    def __call__(self, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """In this process, for each of its own costs a second."""
+        variables = environment(self.service)
+        with mock.patch.dict(os.environ, variables, clear=True), contextlib.chdir(self.directory):
+            done = CliRunner().invoke(app, ["batch", *map(str, arguments)])
+        return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
+
+    def process(self, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command(*arguments),
             env=environment(self.service, **variables),
@@ -60,22 +70,25 @@ class _Batch:
 
 def test_submit_watch_list_fetch(tgq: _Batch) -> None:
     source = tgq.file(*(saying(str(number), f"answer {number}") for number in range(30)))
-    submitted = tgq("submit", source, "--metadata", "run=7")
+    submitted = tgq.process("submit", source, "--metadata", "run=7")
     assert submitted.returncode == DONE, submitted.stderr
     batch_id = submitted.stdout.strip()
-    watched = tgq("watch", batch_id)
+    watched = tgq.process("watch", batch_id)
     assert watched.returncode == DONE
     assert watched.stdout == ""
     assert f"{batch_id}: completed, 30 of 30 lines answered" in watched.stderr
-    (listed,) = [row.split() for row in tgq("list").stdout.splitlines() if row.startswith(batch_id)]
+    (listed,) = [row.split() for row in tgq.process("list").stdout.splitlines() if row.startswith(batch_id)]
     assert listed[1:5] == ["completed", "30", "30", "0"]
     newest = json.loads(tgq("list", "--json", "--limit", "1").stdout)
     assert [(batch["id"], batch["metadata"]) for batch in newest] == [(batch_id, {"run": "7"})]
-    fetched = tgq("fetch", batch_id)
+    fetched = tgq.process("fetch", batch_id)
     assert fetched.returncode == DONE
     answers = by_id((tgq.directory / f"{batch_id}.jsonl").read_bytes())
     assert {name: content(entry) for name, entry in answers.items()} == {str(n): f"answer {n}" for n in range(30)}
-    assert tgq("fetch", batch_id, "--out", "-").stdout.encode() == (tgq.directory / f"{batch_id}.jsonl").read_bytes()
+    assert (
+        tgq.process("fetch", batch_id, "--out", "-").stdout.encode()
+        == (tgq.directory / f"{batch_id}.jsonl").read_bytes()
+    )
     assert sorted(path.name for path in tgq.directory.iterdir()) == [f"{batch_id}.jsonl", "in.jsonl"]
 
 
@@ -177,7 +190,7 @@ def test_run_on_a_service(tgq: _Batch) -> None:
     pipe = tgq.directory / "pipe"
     os.mkfifo(pipe)
     source.write_bytes(jsonl([saying("d", "z")]))
-    ended = tgq("run", source, "-", "--errors", pipe, "--url", tgq.service.url)
+    ended = tgq.process("run", source, "-", "--errors", pipe, "--url", tgq.service.url)
     assert (ended.returncode, set(by_id(ended.stdout.encode()))) == (DONE, {"d"})
     assert pipe.is_fifo()
 

@@ -13,7 +13,7 @@ import pytest
 from ops.local_service import LocalService
 from tests.acceptance.batches import BatchClient, content, done, saying
 
-LINES = int(os.environ.get("TGQ_BATCH_FAULT_LINES", "400"))
+LINES = int(os.environ.get("TGQ_BATCH_FAULT_LINES", "240"))
 SEED = int(os.environ.get("TGQ_BATCH_FAULT_SEED", "1"))
 KILLS = 5 if LINES >= 5000 else 2
 """Of a runner, and as many of a worker."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -29,11 +28,9 @@ SCHEMA = {
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[LocalService]:
-    settings = {"MODEL_ID": "scripted", "TGQ_HEARTBEAT_SECONDS": "0.1", "TGQ_WORKER_DEAD_AFTER": "2"}
-    with LocalService(settings, workers=2) as running:
-        yield running
+@pytest.fixture
+def service(two_workers: LocalService) -> LocalService:
+    return two_workers
 
 
 def asked(step_ms: int) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -81,7 +78,7 @@ async def test_a28_a29_an_answer_goes_on_at_another_worker_as_if_nothing_had_hap
     undisturbed: dict[str, list[dict[str, Any]]] = {name: [] for name in asked(0)}
     heard: dict[str, list[dict[str, Any]]] = {name: [] for name in undisturbed}
     await asyncio.gather(*(hear(client, *request, undisturbed[name]) for name, request in asked(0).items()))
-    streams = [asyncio.create_task(hear(client, *request, heard[name])) for name, request in asked(150).items()]
+    streams = [asyncio.create_task(hear(client, *request, heard[name])) for name, request in asked(110).items()]
     await until(lambda: all(len(events) >= HEARD for events in heard.values()), 20, "the first events of all")
     doomed = max(service.workers, key=lambda worker: seen.worker(worker.pid).running)
     cut = seen.worker(doomed.pid).running

@@ -26,6 +26,7 @@ from tests.acceptance.native import (
     checked,
     events,
     gauges,
+    more_web_nodes,
     post,
     refused,
     samples,
@@ -62,10 +63,7 @@ def test_without_an_endpoint_no_process_can_send_traces(scripted_service: LocalS
 async def test_i03_counters_of_several_processes_and_nodes(scripted_service: LocalService) -> None:
     """Counters of a node with two processes never go down and sum to what was asked; so do two nodes' counters."""
     requests = 100
-    with (
-        another_web_node(scripted_service, {"WEB_CONCURRENCY": "2"}) as (first, _),
-        another_web_node(scripted_service, {}) as (second, _),
-    ):
+    with more_web_nodes(scripted_service, {"WEB_CONCURRENCY": "2"}, {}) as ((first, _), (second, _)):
         before = [samples(url) for url in (first, second)]
         scrapes: list[list[Mapping[Series, float]]] = [[], []]
         over = asyncio.Event()

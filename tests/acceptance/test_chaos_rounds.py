@@ -21,7 +21,7 @@ STREAMS = 20
 LIMIT_SECONDS = 60.0
 LONGEST_PAUSE = 5.0
 """That a lost worker may cause."""
-ROUNDS = {"worker-kill": 2, "engine-kill": 1}
+ROUNDS = {"worker-kill": 1, "engine-kill": 1}
 MARKED = 200
 
 

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from ops.local_service import LocalService
-from tests.acceptance.native import another_web_node, script, until
+from tests.acceptance.native import more_web_nodes, script, until
 from tests.contract.contracts import NAMES, Operation, Schema, any_of, components, operations, validator
 from tests.contract.coverage import Coverage, Part, names, parts, shown
 from tests.contract.deviations import COMPONENTS, NEVER_ANSWERED, NEVER_SEEN, NEVER_TAKEN, RESPONSES, UNUSED
@@ -28,11 +28,9 @@ NAMED = [pytest.param(*answer, id=f"{answer[0].name} {answer[1]} {answer[2]}".st
 def answers(scripted_service: LocalService) -> Iterator[list[Answer]]:
     """All exchanges made, once."""
     flat = {"TGQ_ERROR_FORMAT": "tgi"}
-    with (
-        another_web_node(scripted_service, flat) as (flat_url, _),
-        another_web_node(scripted_service, {**flat, "MAX_CONCURRENT_REQUESTS": "1"}) as (narrow_url, _),
-        another_web_node(scripted_service, {"TGQ_KEY_PREFIX": "nobody"}) as (lonely_url, _),
-    ):
+    narrow = {**flat, "MAX_CONCURRENT_REQUESTS": "1"}
+    with more_web_nodes(scripted_service, flat, narrow, {"TGQ_KEY_PREFIX": "nobody"}) as nodes_beside:
+        flat_url, narrow_url, lonely_url = (url for url, _ in nodes_beside)
         urls: dict[Node, str] = {
             "usual": scripted_service.url,
             "flat": flat_url,

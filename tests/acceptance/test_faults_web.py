@@ -11,12 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
+from common.keys import STREAM_KNOWN_SECONDS
 from ops.local_service import LocalService
 from tests.acceptance.clients import http_client, script
 from tests.acceptance.observation import KEYS, Observer, until
 from tests.event_streams import data_of
 
 RESUME_SECONDS = 8
+KNOWN_MS = STREAM_KNOWN_SECONDS * 1000
 NATIVE = "/generate_stream"
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -103,7 +105,7 @@ async def cancel(client: httpx.AsyncClient, url: str, name: str, **options: Any)
 
 
 @pytest.mark.parametrize(("path", "body"), [(NATIVE, SAMPLED), (CHAT, SEVERAL), (TEXT, PLAIN)])
-async def test_b08_a_lost_stream_goes_on_at_another_node(
+async def test_b08_b09_a_lost_stream_goes_on_at_another_node(
     service: LocalService, client: httpx.AsyncClient, path: str, body: dict[str, Any]
 ) -> None:
     here, there = (url + path for url in service.urls[:2])
@@ -111,6 +113,9 @@ async def test_b08_a_lost_stream_goes_on_at_another_node(
     undisturbed = (await client.post(here, json=body, headers={"x-request-id": name})).content
     part = await begin(client, here, body, resumable(name), 7)
     await part.response.aclose()
+    # A connection on which nothing came leaves its client where it was.
+    idle = await begin(client, here, body, resumable(name, part.events), 0)
+    await idle.response.aclose()
     again = await begin(client, there, body, resumable(name, part.events), 5)
     await again.response.aclose()
     last = part.events + again.events
@@ -121,6 +126,9 @@ async def test_b08_a_lost_stream_goes_on_at_another_node(
     whole = await client.post(there, json=body, headers=resumable(name, 0))
     assert whole.content == part.raw + again.raw + rest.content
     data_of(whole.text)
+    for url in (here, there):
+        nothing = await client.post(url, json=body, headers=resumable(name, whole.content.count(b"\n\n")))
+        assert (nothing.status_code, nothing.content) == (200, b"")
     with Observer(service) as seen:
         assert request_keys(seen, "stream")
         assert not {key for key in seen.lasting_keys() if b":stream" in key}
@@ -215,7 +223,7 @@ async def test_of_two_clients_the_last_one_has_the_stream(service: LocalService,
     assert b"\n\n".join(undisturbed.split(b"\n\n")[heard:]) == rest
 
 
-async def test_what_is_not_there_is_not_gone_on_with(service: LocalService, client: httpx.AsyncClient) -> None:
+async def test_b09_what_is_not_there_is_not_gone_on_with(service: LocalService, client: httpx.AsyncClient) -> None:
     here, there = (url + NATIVE for url in service.urls[:2])
     cut = await begin(client, here, SAMPLED, {"x-request-id": "plain"})
     await cut.response.aclose()
@@ -241,20 +249,31 @@ async def test_what_is_not_there_is_not_gone_on_with(service: LocalService, clie
     assert await status(resumable("kept", 3)) == 200
 
 
-async def test_nobody_comes_back(service: LocalService, client: httpx.AsyncClient) -> None:
+async def test_b09_who_comes_too_late_is_told_so(service: LocalService, client: httpx.AsyncClient) -> None:
     with Observer(service) as seen:
         part = await begin(client, service.urls[0] + NATIVE, LONG, resumable("gone"))
         await part.response.aclose()
         assert seen.permits() == 1
         await until(lambda: seen.permits() == 0, RESUME_SECONDS + 10, "the end of its time")
         await until(lambda: seen.running() == 0, 10, "idle engines")
-    again = await client.post(service.urls[1] + NATIVE, json=LONG, headers=resumable("gone", part.events))
-    assert again.status_code == 404
+    late = resumable("gone", part.events)
+    again = await client.post(service.urls[1] + NATIVE, json=LONG, headers=late)
+    assert (again.status_code, again.json()["error_type"]) == (410, "gone")
+    chat = await client.post(service.urls[0] + CHAT, json=SEVERAL, headers=late)
+    assert (chat.status_code, chat.json()["error"]["code"]) == (410, "gone")
+    # To everybody else it never was.
+    other = await client.post(service.urls[1] + NATIVE, json=LONG, headers=late | OTHER)
+    assert other.status_code == 404
+    with Observer(service) as seen:
+        marks = request_keys(seen, "stream_known")
+        assert marks
+        assert {seen.redis.get(mark) for mark in marks} == {b""}
+        assert all(0 < seen.redis.pttl(mark) <= KNOWN_MS + RESUME_SECONDS * 1000 for mark in marks)
 
 
-@pytest.mark.parametrize("headers", [{"x-request-id": "stop"}, resumable("stop")])
+@pytest.mark.parametrize(("headers", "later"), [({"x-request-id": "stop"}, 404), (resumable("stop"), 410)])
 async def test_b04_a_stream_is_cancelled_at_another_node(
-    service: LocalService, client: httpx.AsyncClient, headers: dict[str, str]
+    service: LocalService, client: httpx.AsyncClient, headers: dict[str, str], later: int
 ) -> None:
     here, there = service.urls[:2]
     part = await begin(client, here + NATIVE, LONG, headers)
@@ -266,7 +285,7 @@ async def test_b04_a_stream_is_cancelled_at_another_node(
     assert await cancel(client, there, "stop") == 404
     with Observer(service) as seen:
         await until(lambda: seen.running() == 0 and seen.permits() == 0, 10, "idle engines")
-    assert (await client.post(there + NATIVE, json=LONG, headers=resumable("stop", 1))).status_code == 404
+    assert (await client.post(there + NATIVE, json=LONG, headers=resumable("stop", 1))).status_code == later
 
 
 async def test_a_chat_is_cancelled_in_its_dialect(service: LocalService, client: httpx.AsyncClient) -> None:
@@ -306,5 +325,5 @@ async def test_a_stream_whose_client_is_gone_is_cancelled(service: LocalService,
     assert await cancel(client, there, "left") == 200
     with Observer(service) as seen:
         await until(lambda: seen.running() == 0 and seen.permits() == 0, 5, "idle engines")
-    assert (await client.post(there + NATIVE, json=LONG, headers=resumable("left", 3))).status_code == 404
+    assert (await client.post(there + NATIVE, json=LONG, headers=resumable("left", 3))).status_code == 410
     assert await cancel(client, here, "left") == 404

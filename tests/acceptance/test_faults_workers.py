@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -18,33 +17,15 @@ from common.reaper import RESTART_GRACE_SECONDS
 from ops.local_service import LocalService, Part
 from tests.acceptance.clients import LongStream, body, generate, script, start_stream
 from tests.acceptance.observation import Observer, assert_alive, in_flight, until
+from tests.acceptance.pair import DEAD_AFTER, SLOTS
 
-SLOTS = 3
-DEAD_AFTER = 2.0
 HANDED_OVER_SECONDS = 5.0
 TEXT = "again and again "
 
 
-@pytest.fixture(scope="module")
-def running_service() -> Iterator[LocalService]:
-    settings = {
-        "MODEL_ID": "scripted",
-        "MAX_BATCH_SIZE": str(SLOTS),
-        "TGQ_HEARTBEAT_SECONDS": "0.1",
-        "TGQ_WORKER_DEAD_AFTER": str(DEAD_AFTER),
-    }
-    with LocalService(settings, workers=2) as running:
-        yield running
-
-
 @pytest.fixture
-def service(running_service: LocalService) -> LocalService:
-    """One web node and two workers, of which the test may end the first."""
-    if not running_service.workers[0].alive:
-        del running_service.workers[0]
-        running_service.add_worker()
-    running_service.wait_ready()
-    return running_service
+def service(two_workers: LocalService) -> LocalService:
+    return two_workers
 
 
 async def streams_by_worker(

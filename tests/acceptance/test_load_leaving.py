@@ -1,4 +1,4 @@
-"""A thousand requests, three in ten of whose clients leave: every text is right and nothing is left behind."""
+"""Hundreds of requests, three in ten of whose clients leave: every text is right and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.acceptance.observation import (
     until,
 )
 
-REQUESTS = 1000
+REQUESTS = 600
 CLIENTS = 48
 LEAVING = 0.3
 MOST_GROWTH_MIB = 16.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -19,11 +18,9 @@ from tests.acceptance.native import TIMEOUT, script, until
 TEXT = "again and again "
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[LocalService]:
-    settings = {"MODEL_ID": "scripted", "MAX_BATCH_SIZE": "4", "TGQ_HEARTBEAT_SECONDS": "0.1"}
-    with LocalService(settings, workers=2) as running:
-        yield running
+@pytest.fixture
+def service(two_workers: LocalService) -> LocalService:
+    return two_workers
 
 
 def tgq(service: LocalService, *arguments: str, status: int = 0) -> str:

@@ -44,13 +44,17 @@ class Serve:
     Redis writes its title over its environment, by a folder for temporary files that is only this service's.
     """
 
-    def __init__(self, directory: Path, settings: Mapping[str, str]) -> None:
+    def __init__(self, directory: Path, settings: Mapping[str, str], *, lasting: bool = False) -> None:
         self.mark = uuid.uuid4().hex
         self.temporary = directory / f"temporary-{self.mark}"
         self.temporary.mkdir()
+        self.data = directory / f"{self.temporary.name}-data"
+        """Where Redis may keep what it holds; a name by which it is found, too."""
         environment = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
         environment |= {"MODEL_ID": "scripted", "HOSTNAME": "127.0.0.1", "PORT": "0", **settings}
         environment |= {MARK: self.mark, "TMPDIR": str(self.temporary)}
+        if lasting:
+            environment["TGQ_REDIS_DATA"] = str(self.data)
         self.out, self.err = directory / "out", directory / "err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
@@ -105,8 +109,8 @@ class Serve:
 def serve(tmp_path: Path) -> Iterator[Callable[..., Serve]]:
     started = []
 
-    def start(**settings: str) -> Serve:
-        started.append(Serve(tmp_path, settings))
+    def start(*, lasting: bool = False, **settings: str) -> Serve:
+        started.append(Serve(tmp_path, settings, lasting=lasting))
         return started[-1]
 
     yield start
@@ -129,14 +133,18 @@ def run_curl_line(line: str) -> dict[str, Any]:
         return dict(json.load(response))
 
 
-def test_what_it_prints_works_and_sigterm_ends_all_of_it(serve: Callable[..., Serve]) -> None:
-    service = serve()
+def test_what_it_prints_works_and_sigterm_ends_all_of_it_but_what_redis_holds(serve: Callable[..., Serve]) -> None:
+    service = serve(lasting=True)
     address = service.wait_ready()
     assert address in service.curl_line()
     assert run_curl_line(service.curl_line())["generated_text"]
-    assert len(service.processes()) >= 5  # serve, Redis, worker, engine, web and its process
+    assert len(service.processes()) >= 6  # serve, Redis, worker, engine, web and its process
 
-    redis_url = "redis://" + re.findall(r"127\.0\.0\.1:\d+", service.processes()[service.child("valkey-server")])[0]
+    found = re.search(r"REDIS_URL=(\S+)", service.out.read_text())
+    assert found
+    redis_url = found[1]
+    with redis.Redis.from_url(redis_url, socket_timeout=5) as client:
+        client.lpush("kept", "job")
     listing = subprocess.run(
         [TGQ, "ps", "--json", "--redis-url", redis_url], capture_output=True, text=True, timeout=30, check=True
     )
@@ -153,9 +161,14 @@ def test_what_it_prints_works_and_sigterm_ends_all_of_it(serve: Callable[..., Se
     service.assert_nothing_left()
     assert "Traceback" not in service.err.read_text()
     assert not list(service.temporary.iterdir())
+    with (
+        EmbeddedRedis(service.data, append_only=True) as server,
+        redis.Redis.from_url(server.url, socket_timeout=5) as client,
+    ):
+        assert client.lrange("kept", 0, -1) == [b"job"]
 
 
-def test_what_dies_comes_back(serve: Callable[..., Serve]) -> None:
+def test_what_dies_comes_back_and_nothing_outlives_a_kill(serve: Callable[..., Serve]) -> None:
     service = serve()
     service.wait_ready()
     for words in ("ops.cli worker", "ops.cli web", "valkey-server"):
@@ -170,31 +183,9 @@ def test_what_dies_comes_back(serve: Callable[..., Serve]) -> None:
                 return False
 
         wait_for(answers, READY_SECONDS, "an answer")
-
-
-def test_nothing_outlives_a_kill(serve: Callable[..., Serve]) -> None:
-    service = serve()
-    service.wait_ready()
     service.process.kill()
     service.process.wait()
     service.assert_nothing_left()
-
-
-def test_what_redis_holds_outlives_it(serve: Callable[..., Serve], tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    service = serve(TGQ_REDIS_DATA=str(data))
-    service.wait_ready()
-    found = re.search(r"REDIS_URL=(\S+)", service.out.read_text())
-    assert found
-    with redis.Redis.from_url(found[1], socket_timeout=5) as client:
-        client.lpush("kept", "job")
-    service.process.terminate()
-    assert service.process.wait(30) == 0
-    with (
-        EmbeddedRedis(data, append_only=True) as server,
-        redis.Redis.from_url(server.url, socket_timeout=5) as client,
-    ):
-        assert client.lrange("kept", 0, -1) == [b"job"]
 
 
 def test_a_second_signal_does_not_wait_for_running_requests(serve: Callable[..., Serve]) -> None:

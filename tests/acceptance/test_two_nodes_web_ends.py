@@ -34,13 +34,13 @@ def two_of_each() -> Iterator[LocalService]:
 
 
 @pytest.fixture
-def service(two_of_each: LocalService) -> Iterator[LocalService]:
+def service(two_of_each: LocalService) -> LocalService:
     """Two nodes, of which the test may end the first."""
-    yield two_of_each
     if not two_of_each.web[0].alive:
         del two_of_each.web[0], two_of_each.urls[0]
         two_of_each.add_web()
         two_of_each.wait_ready()
+    return two_of_each
 
 
 @pytest.fixture

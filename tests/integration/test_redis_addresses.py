@@ -6,9 +6,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from traceback import format_exception
 
+import httpx
 import pytest
 import redis
+from typer.testing import CliRunner
 
 from common.celery_app import make_app
 from common.client import GenerationClient
@@ -16,14 +19,26 @@ from common.parameters import GenerationParameters
 from common.redis_clients import async_redis, sync_redis
 from common.settings import Settings
 from ops.chaos.tcp_proxy import TcpProxy
+from ops.cli import app
 from ops.embedded_redis import EmbeddedRedis
+from ops.ports import free_port
+from tests.integration.web.serving import web_node
 from tests.integration.workers.support import MODEL, until, worker
 from tests.redis_servers import Certificates, SentinelGroup, make_certificates
 
 PASSWORD = "p@ss/w:rd#?%"
 QUOTED = "p%40ss%2Fw%3Ard%23%3F%25"
-RULES = "~tgq:* ~_kombu.* ~*.celery.pidbox* &* +@all -@admin -flushall"
+RULES = next(
+    line.partition(">password ")[2]
+    for line in Path(__file__).parents[2].joinpath("docs/redis.md").read_text().splitlines()
+    if line.startswith("ACL SETUSER tgq on >password ")
+)
+"""That suffice, as the documents say."""
 KINDS = ("password", "user", "socket", "tls", "sentinel")
+OPERATORS = (
+    *(["ps"], ["queue"], ["running"], ["cancel", "x"], ["drain", "x"], ["undrain", "x"], ["top", "--once"]),
+    *(["worker-health", "--loaded"], ["env"], ["env", "--json"]),
+)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +100,7 @@ async def test_reaches_it_from_everywhere(url: str, tmp_path: Path) -> None:
             app.send_task("tgq.generate", [_plain_job()], queue=queue)
         until(lambda: ["end", "plain", "1"] in process.noted("end"), 10, "the job of a Celery producer")
         with sync_redis(settings) as commands:
-            until(lambda: not commands.keys(f"{client.keys.unacked('')}*"), 10, "its acknowledgement")
+            until(lambda: not list(commands.scan_iter(f"{client.keys.unacked('')}*")), 10, "its acknowledgement")
         process.terminate()
         assert process.wait() == 0
     assert QUOTED not in process.output.read_text()
@@ -132,3 +147,30 @@ async def test_a_wrong_password_is_an_error_that_does_not_show_it(url: str, tmp_
     output = process.output.read_text()
     assert "wr0ng" not in output
     assert "worker_cannot_start" in output
+
+
+async def test_h32_a_password_is_nowhere_when_nobody_answers(tmp_path: Path) -> None:
+    """Logs, answers, figures, what operators are told, tracebacks."""
+    url = f"redis://someone:{QUOTED}@127.0.0.1:{free_port('127.0.0.1')}/0"
+    folder = tmp_path / "worker"
+    folder.mkdir()
+    settings = {"redis_connect_timeout": 0.2, "log_level": "debug"}
+    with worker(url, folder, settings) as process, web_node(tmp_path, url, **settings) as node:
+        told = {}
+        async with httpx.AsyncClient(base_url=node.url, timeout=30) as http:
+            for path in ("/info", "/metrics", "/health", "/health/ready", "/v1/models"):
+                told[path] = (await http.get(path)).text
+            for path in ("/generate", "/v1/completions"):
+                answer = await http.post(path, json={"inputs": "x", "prompt": "x"})
+                assert answer.status_code == 503, answer.text
+                told[path] = answer.text
+        for words in OPERATORS:
+            result = CliRunner().invoke(app, words, env={"REDIS_URL": url})
+            error = "".join(format_exception(result.exception)) if result.exception is not None else ""
+            told[" ".join(words)] = result.output + error
+            assert isinstance(result.exception, SystemExit | None), error
+        assert process.wait(30) == 1
+        told |= {"web": node.log_text(), "worker": process.output.read_text()}
+    assert "someone" in told["env"]
+    assert all(told[name] for name in ("web", "worker", "ps", "queue", "running", "top --once"))
+    assert not [name for name, text in told.items() if PASSWORD in text or QUOTED in text]

@@ -83,7 +83,7 @@ def test_containers_have_time_to_drain() -> None:
 def test_nothing_to_edit_serves_the_default_model_on_the_cpu() -> None:
     assert Settings.of().model_id == DEFAULT_MODEL
     unasked = {name for name, service in services.items() if "profiles" not in service}
-    assert unasked == {*OURS, "redis"}
+    assert unasked == {*OURS, "redis", "redis-access"}
     assert not any("deploy" in services[name] for name in unasked)
     assert "TORCH_INDEX=https://" in dict(stages["worker-packages"].steps)["ARG"]
 
@@ -111,6 +111,7 @@ def test_only_this_machine_is_listened_to_unless_somebody_says_so() -> None:
     assert all(port.startswith("127.0.0.1:") for port in published)
     assert "ports" not in services["redis"]
     assert services["redis"]["networks"] == ["inside"]
+    assert services["redis-access"]["network_mode"] == "none"
     assert compose()["networks"]["inside"] == {"internal": True}
 
 
@@ -119,7 +120,7 @@ def test_volumes_networks_and_dependencies_are_declared() -> None:
     for service in services.values():
         named = {volume.partition(":")[0] for volume in service.get("volumes", [])}
         assert {volume for volume in named if "/" not in volume} <= set(document["volumes"])
-        assert set(service["networks"]) <= set(document["networks"])
+        assert set(service.get("networks", [])) <= set(document["networks"])
         assert set(service.get("depends_on", [])) <= set(services)
         for path in (volume for volume in named if volume.startswith("./")):
             assert (ROOT / path).is_dir()

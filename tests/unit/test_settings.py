@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from common.redis_url import RedisAddress
 from common.settings import DEFAULT_MODEL, Settings
 from ops.cli import app
 from ops.configuration import HIDDEN, BadSetting, Configuration, flag, variables, without_password
@@ -171,6 +172,38 @@ def test_a_redis_url_nobody_can_dial_is_refused(url: str) -> None:
 )
 def test_redis_urls_that_can_be_dialled(url: str) -> None:
     assert Configuration.load({"redis_url": url}).settings.redis_url == url
+
+
+@pytest.mark.parametrize(
+    ("url", "whole"),
+    [
+        ("redis://h:1/2", "redis://:p%40ss%2F@h:1/2"),
+        ("redis://user@[::1]:1", "redis://user:p%40ss%2F@[::1]:1"),
+        ("unix:///run/redis.sock?db=1", "unix://:p%40ss%2F@/run/redis.sock?db=1"),
+        ("sentinel://a:1,b/0?master_name=m", "sentinel://:p%40ss%2F@a:1,b/0?master_name=m"),
+    ],
+)
+def test_a_password_may_be_in_a_file(tmp_path: Path, url: str, whole: str) -> None:
+    file = tmp_path / "password"
+    file.write_text("p@ss/\n")
+    configuration = Configuration.load({"redis_url": url, "redis_password_file": str(file)})
+    assert configuration.settings.broker_url == whole
+    assert RedisAddress.parse(whole).password == "p@ss/"
+    assert "p@ss" not in f"{configuration.shown('redis_url')} {configuration.settings!r}"
+
+
+def test_a_file_without_a_password_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "full").write_text("word")
+    for name, url, words in (
+        ("empty", "redis://h", "no password in it"),
+        ("missing", "redis://h", "cannot be read: FileNotFoundError"),
+        ("full", "redis://:p@h", "needs a REDIS_URL without a password"),
+        ("full", None, "needs a REDIS_URL"),
+    ):
+        flags = {"redis_password_file": str(tmp_path / name)} | ({} if url is None else {"redis_url": url})
+        with pytest.raises(BadSetting, match=words):
+            Configuration.load(flags)
 
 
 def test_paths_are_shown_as_text() -> None:

@@ -62,7 +62,7 @@ REQUEST_HEADERS: dict[str, dict[str, Any]] = {
     ),
     "last-event-id": header(
         "Go on behind this event of a resumable stream; sent with the same key, `x-request-id` and body, to any web node. "
-        "0 stands for its begin.",
+        "0 stands for its begin. The same id may be sent again.",
         {"type": "string", "pattern": "^[0-9]{1,12}$"},
     ),
 }

@@ -21,6 +21,7 @@ from common.errors import (
     RequestCancelled,
     ResumeConflict,
     ServiceUnavailable,
+    StreamGone,
     StreamTakenOver,
     TgqError,
     TooLong,
@@ -49,7 +50,7 @@ GENERATION_ERRORS: Errors = (
     RequestCancelled,
 )
 """Of every route that generates."""
-RESUME_ERRORS: Errors = (NotResumable, ResumeConflict, StreamTakenOver)
+RESUME_ERRORS: Errors = (NotResumable, StreamGone, ResumeConflict, StreamTakenOver)
 """Where the answer may be a stream."""
 
 PROMPT_HEADERS = ("x-compute-type", "x-compute-characters", "x-ignored-parameters")

@@ -10,8 +10,8 @@ import pytest
 from common.errors import GenerationFailed
 from common.tokenizer import Tokenizer
 from common.wire import Accepted, Cancelled, Failed, Job, Token, Tokens
+from tests.unit.engine.engines import bodies, make_engine
 from tests.unit.engine.support import Clock, HashedModel, make_job, run
-from tests.unit.engine.test_engine import bodies, make_engine
 from workers.engine.messages import JobEvent
 from workers.engine.plan import RequestFault, StepPlan
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.engine.scheduling import add, advance, make_scheduler, plan, shown
 from tests.unit.engine.support import make_job
-from tests.unit.engine.test_scheduler import add, advance, make_scheduler, plan, shown
 from workers.engine.batch_pace import LEAST_TOKENS, LENGTHENING, LIVE_SECONDS, NEGLIGIBLE_SECONDS, BatchPace
 from workers.engine.block_pool import BlockPool
 from workers.engine.plan import StepPlan

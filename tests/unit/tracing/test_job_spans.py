@@ -12,7 +12,7 @@ from common.keys import Keys
 from common.parameters import GenerationParameters
 from common.tracing.tracing import Tracing
 from common.wire import Cancelled, Failed, Finish, FrameBody, Job, Token, Tokens
-from tests.unit.workers.test_dispatcher import Bench, tokens
+from tests.unit.workers.dispatching import Bench, tokens
 from workers.job_spans import JobSpans, Moments, stages
 
 SECOND = 10**9

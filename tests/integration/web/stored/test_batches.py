@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from common.keys import Keys
 from common.redis_clients import async_redis
 from common.settings import Settings
 from ops.embedded_redis import EmbeddedRedis
-from tests.integration.web.serving import WebNode, web_node
+from tests.integration.web.serving import web_node
 
 OTHER = {"authorization": "Bearer b"}
 NEVER_SET = {
@@ -38,36 +38,6 @@ NEVER_SET = {
     "usage",
 }
 """Of a new batch."""
-
-
-@pytest.fixture(scope="module")
-def node(node_folder: Path, redis_server: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebNode]:
-    folder = tmp_path_factory.mktemp("batches")
-    keys = folder / "keys.toml"
-    keys.write_text(
-        '[[keys]]\nname = "a"\nsecret = "a"\nmodels = ["scripted"]\nweight = 2.5\n[[keys]]\nname = "b"\nsecret = "b"\n'
-    )
-    with web_node(
-        node_folder,
-        redis_server.url,
-        batch_storage=folder / "files",
-        api_keys_file=keys,
-        batch_completion_windows="24h,30s",
-        keepalive_seconds=0.2,
-    ) as node:
-        yield node
-
-
-@pytest.fixture
-async def client(node: WebNode, redis_url: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=node.url, timeout=30, headers={"authorization": "Bearer a"}) as http:
-        yield http
-
-
-@pytest.fixture
-def sdk(node: WebNode, redis_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{node.url}/v1", api_key="a", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture
