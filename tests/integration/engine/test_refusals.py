@@ -115,7 +115,7 @@ def test_what_limits_default_to(model_folder: Path, load: Callable[..., Transfor
     fractions = [fraction for _, fraction in stages]
     assert fractions == sorted(fractions)
     # It has computed before it is ready.
-    assert stages[-2:] == [("checking the engine against the model", 0.9), ("ready", 1.0)]
+    assert stages[-2:] == [("warming up: checking the engine against the model", 0.9), ("ready", 1.0)]
     assert load(max_batch_total_tokens=100).card.max_total_tokens == 100
 
 
