@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from common.errors import Overloaded, ServiceUnavailable
+from common.errors import Overloaded, ServiceUnavailable, TgqError
 from common.fair_queue import FAIR_QUEUE
 from common.queue_depth import retry_after
 from common.settings import Settings
@@ -48,14 +49,31 @@ class Push:
         ServiceUnavailable: Redis did not answer or refused. The message *may* be in the queue: cancel it.
     """
 
-    __slots__ = ("done", "message", "queue", "wanted")
+    __slots__ = ("_then", "done", "message", "queue")
 
     def __init__(self, queue: str, message: bytes, done: asyncio.Future[int | None]) -> None:
         self.queue = queue
         self.message = message
         self.done = done
-        self.wanted = True
-        """Made False, it is not sent any more unless it is under way already."""
+        self._then: Callable[[], None] | None = None
+
+    @property
+    def wanted(self) -> bool:
+        return self._then is None
+
+    def drop(self, then: Callable[[], None]) -> None:
+        """It need not be sent any more, if it is not under way already; `then` is called once `done` is set."""
+        self._then = then
+        if self.done.done():
+            then()
+
+    def tell(self, outcome: int | TgqError | None) -> None:
+        if isinstance(outcome, TgqError):
+            self.done.set_exception(outcome)
+        else:
+            self.done.set_result(outcome)
+        if self._then is not None:
+            self._then()
 
 
 class Dispatcher:
@@ -71,6 +89,12 @@ class Dispatcher:
         self._timeout = settings.redis_timeout
         self._pushes: list[Push] = []
         self._wake = asyncio.Event()
+        self._under_way: list[Push] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is known of all messages what became of them."""
+        return not self._pushes and not self._under_way
 
     def push(self, queue: str, message: bytes) -> Push:
         """Append `message` to what its tenant has in `queue`, unless the queue is full; never waits."""
@@ -90,7 +114,7 @@ class Dispatcher:
     def close(self) -> None:
         """What has not been sent is not sent any more."""
         for push in self._pushes:
-            push.done.set_result(None)
+            push.tell(None)
         self._pushes = []
 
     def _next(self) -> list[Push]:
@@ -98,7 +122,7 @@ class Dispatcher:
         size = 0
         for place, push in enumerate(self._pushes):
             if not push.wanted:
-                push.done.set_result(None)
+                push.tell(None)
                 continue
             size += len(push.message)
             if batch and size > BYTES_PER_CALL:
@@ -110,6 +134,7 @@ class Dispatcher:
 
     async def _send(self, batch: list[Push]) -> None:
         outcome: list[int] = []
+        self._under_way = batch
         try:
             async with asyncio.timeout(self._timeout):
                 outcome = await self._submit(
@@ -120,9 +145,10 @@ class Dispatcher:
         finally:  # whatever happens: somebody waits for each
             for place, push in enumerate(batch):
                 if not outcome:
-                    push.done.set_exception(ServiceUnavailable("The queue cannot be reached"))
+                    push.tell(ServiceUnavailable("The queue cannot be reached"))
                 elif (waiting := outcome[2 * place]) >= 0:
-                    push.done.set_result(waiting)
+                    push.tell(waiting)
                 else:
                     seconds = retry_after(outcome[2 * place + 1])
-                    push.done.set_exception(Overloaded("Model is overloaded", retry_after=seconds))
+                    push.tell(Overloaded("Model is overloaded", retry_after=seconds))
+            self._under_way = []

@@ -122,7 +122,7 @@ class GenerationClient:
     @property
     def idle(self) -> bool:
         """Whether no request is open and the workers have been told all there is to tell."""
-        return not self._relay.streams and not self._control.pending
+        return not self._relay.streams and self._dispatcher.idle and not self._control.pending
 
     def listen(self, channel: str, heard: Callable[[bytes], None]) -> None:
         """Before `start`: pass on the messages of a channel that web processes talk on (see `Relay.listeners`)."""

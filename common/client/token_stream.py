@@ -364,13 +364,14 @@ class TokenStream:
     def _fail(self, error: TgqError) -> None:
         """End the request from this side and cancel its job, after the push if that is still under way."""
         self._end(error)
-        if self._push is None or self._push.done.done():
+        if self._push is None:
             self._cancel_job()
         else:
-            self._push.wanted = False
-            self._push.done.add_done_callback(self._not_wanted)
+            self._push.drop(self._not_wanted)
 
-    def _not_wanted(self, pushed: asyncio.Future[int | None]) -> None:
+    def _not_wanted(self) -> None:
+        assert self._push is not None
+        pushed = self._push.done
         error = pushed.exception()
         if isinstance(error, Overloaded) or (error is None and pushed.result() is None):
             self._sent = False

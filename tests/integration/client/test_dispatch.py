@@ -74,8 +74,11 @@ async def test_what_nobody_wants_any_more_is_not_sent(redis_url: str) -> None:
     queue = QUEUES[0]
     async with _running(settings) as (dispatcher, _), async_redis(settings) as client:
         unwanted, wanted = dispatcher.push(queue, _message(queue)), dispatcher.push(queue, _message(queue))
-        unwanted.wanted = False
+        told: list[bool] = []
+        unwanted.drop(lambda: told.append(unwanted.done.done() and not dispatcher.idle))
         assert await wanted.done == 0
+        assert told == [True]
+        assert dispatcher.idle
         assert await unwanted.done is None
         assert await client.llen(queue) == 1
 
