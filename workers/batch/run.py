@@ -146,6 +146,8 @@ class BatchRun:
             await self._unless_stopped(prepared.look_through(None, self._key))
             log.info("batch_goes_on", batch=self._id, requests=prepared.total)
             return None
+        if time.time() >= self._terms.expires_at:
+            return "expired"  # A short input might be looked through before anybody notices.
 
         async def progress(total: int) -> None:
             await use.store.update(claim, request_counts=Counts(total))

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.integration.workers.support import REPOSITORY
 from tests.terminal import CTRL_C, Terminal
 
 COMMAND = [sys.executable, "-P", "-m", "ops.cli", "worker"]
@@ -21,6 +22,7 @@ def environment(redis_url: str) -> dict[str, str]:
         **os.environ,
         "REDIS_URL": redis_url,
         "MODEL_ID": "stand-in",
+        "PYTHONPATH": str(REPOSITORY),  # the engine of the tests
         "TGQ_ENGINE_TARGET": "tests.integration.workers.stand_in_engine:run",
         "STAND_IN_LOAD_SECONDS": "1",
     }
@@ -38,15 +40,15 @@ def test_a_bar_on_a_terminal_that_is_gone_when_it_is_ready(environment: dict[str
 
 
 def test_lines_in_the_log_elsewhere(environment: dict[str, str]) -> None:
-    worker = subprocess.Popen(COMMAND, env=environment, stderr=subprocess.PIPE, text=True)
-    assert worker.stderr is not None
     told = []
-    for line in worker.stderr:
-        told.append(json.loads(line))
-        if told[-1]["event"] == "worker_ready":
-            break
-    worker.send_signal(signal.SIGTERM)
-    worker.communicate(timeout=30)
+    with subprocess.Popen(COMMAND, env=environment, stderr=subprocess.PIPE, text=True) as worker:
+        assert worker.stderr is not None
+        for line in worker.stderr:
+            told.append(json.loads(line))
+            if told[-1]["event"] == "worker_ready":
+                break
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate(timeout=30)
     assert worker.returncode == 0
     loading = [entry for entry in told if entry["event"] == "model_loading"]
     assert [(entry["stage"], entry["percent"], entry["detail"]) for entry in loading] == [
