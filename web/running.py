@@ -103,8 +103,9 @@ class RunningRequests:
         try:
             async with asyncio.timeout(self._client.settings.redis_timeout):
                 while True:
-                    await self._client.redis.publish(self._client.keys.web, message)
+                    # Before they are asked: who has let go of its last request is no process with requests any more.
                     asked = await self._admission.processes()
+                    await self._client.redis.publish(self._client.keys.web, message)
                     with suppress(TimeoutError):
                         async with asyncio.timeout(ASK_SECONDS):
                             while not asked <= answered:

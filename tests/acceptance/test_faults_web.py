@@ -288,6 +288,21 @@ async def test_b04_a_stream_is_cancelled_at_another_node(
     assert (await client.post(there + NATIVE, json=LONG, headers=resumable("stop", 1))).status_code == later
 
 
+async def test_however_quickly_a_node_lets_go_the_caller_hears_that_it_did(
+    service: LocalService, client: httpx.AsyncClient
+) -> None:
+    here, there = service.urls[:2]
+    found = []
+    with Observer(service) as seen:
+        for number in range(25):
+            part = await begin(client, here + NATIVE, LONG, {"x-request-id": f"quick-{number}"}, 1)
+            found.append(await cancel(client, there, f"quick-{number}"))
+            await part.rest()
+            # The node has nothing else: its lease goes with this request.
+            await until(lambda: seen.permits() == 0, 10, "the permit")
+    assert found == [200] * 25
+
+
 async def test_a_chat_is_cancelled_in_its_dialect(service: LocalService, client: httpx.AsyncClient) -> None:
     body = {"messages": [{"role": "user", "content": LONG["inputs"]}], "max_tokens": 900, "stream": True}
     part = await begin(client, service.urls[0] + CHAT, body, {"x-request-id": "chat"})
