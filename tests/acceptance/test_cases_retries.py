@@ -32,8 +32,8 @@ async def test_b07_of_a_clients_tries_one_runs_at_a_time(scripted_service: Local
             impatient.completions.create(model="tgi", prompt=prompt, max_tokens=2000)
         await until(lambda: seen.running() == 0 and seen.permits() == 0, 5, "the end of the last try")
         await seen.until_idle()
-        # Steps of 25 ms for as long as a client waits, and a moment more.
-        assert generated(seen) - before < (RETRIES + 1) * 2 * PATIENCE / 0.025
+        # About 130: steps of 25 ms for as long as a client waits. A single try that went on would come to 1,200.
+        assert generated(seen) - before < 1000
 
 
 async def test_b07_a_key_makes_one_call_of_them(scripted_service: LocalService, impatient: OpenAI) -> None:
