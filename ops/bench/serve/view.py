@@ -47,7 +47,7 @@ class TerminalView(LineView):
         of = f" of {self._expected}" if self._expected is not None else ""
         failures = f", {failed} failed" if failed else ""
         left = time_left(answered + failed, self._expected, time.monotonic() - self._began, self._seconds)
-        about = f", about {left:.0f} s left" if left is not None else ""
+        about = f", about {left:.0f} s left" if left else ""
         self._write(f"{self._what}: {answered + failed}{of} done{failures}, {under_way} under way{about}")
 
     def end(self, run: Run | None) -> None:
