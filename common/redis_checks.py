@@ -98,10 +98,13 @@ def warnings(facts: ServerFacts, *, durable: bool) -> list[str]:
     if info.get("role") == "slave":
         found.append("REDIS_URL names a replica, which takes no requests: name the primary, or use sentinel://.")
     if durable and not info.get("aof_enabled") and not facts.config.get("save", "unknown"):
-        found.append("Redis keeps nothing over a restart: batches would be lost. Set appendonly yes.")
+        found.append(
+            "Batches are forgotten when the server restarts: set appendonly yes, or TGQ_REDIS_DATA=folder where `tgq serve` "
+            "starts it."
+        )
     if (limit := _pubsub_limit(facts.config)) is not None and limit < PUBSUB_BUFFER:
         found.append(
-            f"Redis cuts off a web process that is {limit} bytes behind, which interrupts its streams: set "
+            f"A web process that is {limit} bytes behind is cut off, which interrupts its streams: set "
             f"client-output-buffer-limit pubsub to {PUBSUB_BUFFER // 2**20}mb or more."
         )
     return found

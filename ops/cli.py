@@ -88,11 +88,14 @@ def worker(configuration: Configuration) -> int:
 
 @app.command("batch-worker")
 @with_settings
-def batch_worker(configuration: Configuration) -> int:
+def batch_worker(
+    configuration: Configuration,
+    forgetful_redis: Annotated[bool, typer.Option("--forgetful-redis", hidden=True)] = False,
+) -> int:
     """Run a batch runner: it takes batches line by line through the queue, behind live requests."""
     from ops.commands.batch_worker import run
 
-    return run(configuration)
+    return run(configuration, forgetful_redis=forgetful_redis)
 
 
 @app.command()
@@ -114,7 +117,14 @@ def chat(
     top_p: Annotated[
         float | None, typer.Option(callback=_finite, help="Share of the likeliest tokens to draw from.")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Longest answer, in tokens; 0 leaves it to the service.",
+            show_default="512, or what there is room for",
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes drawn answers repeatable.")] = None,
 ) -> None:
     """Talk to a model of any service with OpenAI's API, or ask it one thing; Ctrl-C stops an answer."""

@@ -14,8 +14,11 @@ from ops.service_client import ServiceClient, ServiceError, error_words
 
 SILENT_SECONDS = 600.0
 """A service may be silent for so long, as long as it lets requests wait and more."""
+USUAL_LIMIT = 512
+"""Tokens of an answer when nobody says: a small model that does not find its end goes on for minutes."""
 _END = "[DONE]"
 _NATURAL_ENDS = ("stop", "eos_token", "stop_sequence")
+_REFUSALS = (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_CONTENT)
 
 
 class _Model(Struct):
@@ -44,12 +47,14 @@ class ChatClient(ServiceClient):
     """Every method raises `ServiceError`.
 
     Args:
-        parameters: fields of every request: `temperature`, `max_tokens` and so on.
+        parameters: fields of every request: `temperature`, `max_tokens` and so on. Without `max_tokens` an answer has
+            `USUAL_LIMIT` or, where the service refuses that, what the service lets it have, as with 0.
     """
 
     def __init__(self, url: str, api_key: str | None, parameters: Mapping[str, Any]) -> None:
         super().__init__(url, api_key, seconds=SILENT_SECONDS)
-        self._parameters = dict(parameters)
+        self._parameters = {name: value for name, value in parameters.items() if (name, value) != ("max_tokens", 0)}
+        self._usual = {} if "max_tokens" in parameters else {"max_tokens": USUAL_LIMIT}
         self.cut_off: str | None = None
         """Why the last answer ended before its natural end, if it did: `length`."""
 
@@ -66,6 +71,15 @@ class ChatClient(ServiceClient):
     def answer(self, messages: Sequence[Turn], model: str | None) -> Generator[str]:
         """The answer, piece by piece. Closing the generator closes the connection, which cancels the request."""
         body = {**self._parameters, **({"model": model} if model else {}), "messages": messages, "stream": True}
+        try:
+            yield from self._streamed_answer(body | self._usual)
+        except ServiceError as error:
+            if not self._usual or error.status not in _REFUSALS:
+                raise
+            # The context may have no room for that many, and some models want the limit by another name.
+            yield from self._streamed_answer(body)
+
+    def _streamed_answer(self, body: Mapping[str, Any]) -> Generator[str]:
         self.cut_off = None
         ended = None
         with self._streamed("POST", "/v1/chat/completions", json=body) as response:

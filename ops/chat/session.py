@@ -13,10 +13,11 @@ from ops.chat.safe_text import harmless
 from ops.service_client import ServiceError
 
 HELP = '''/clear          forget the conversation
-/system TEXT    set the system prompt; without TEXT show it, `/system -` takes it away
-/save FILE      write the conversation to a new file: messages as JSON for .json, else Markdown
+/system TEXT    set the system prompt; without TEXT show it; - takes it away
+/save FILE      write it all to a new file: JSON for .json, else Markdown
 /quit           leave, as Ctrl-D does
-A line that ends in \\ goes on in the next one; """ begins and ends several lines; // begins a message with a slash.
+A line that ends in \\ goes on in the next one; """ begins and ends several;
+// begins a message with a slash.
 Ctrl-C stops an answer.'''
 
 

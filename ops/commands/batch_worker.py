@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def run(configuration: Configuration) -> int:
-    """Run until told to stop; returns the exit status. SIGTERM leaves what is under way to others, at once."""
+def run(configuration: Configuration, *, forgetful_redis: bool) -> int:
+    """Run until told to stop; returns the exit status. SIGTERM leaves what is under way to others, at once.
+
+    Args:
+        forgetful_redis: `tgq serve` has said that its Redis keeps nothing over a restart.
+    """
     from workers.batch.runner import BatchRunner
 
     # Where there are few cores, those of web nodes and workers come first.
@@ -34,7 +38,7 @@ def run(configuration: Configuration) -> int:
     settings = configuration.settings
     configure_logging(settings)
     try:
-        _look_at_redis(settings)
+        _look_at_redis(settings, durable=not forgetful_redis)
         runner = BatchRunner(settings)
     except (RedisUnfit, ModelNotFound, ValueError) as error:
         print(f"tgq: {error}", file=sys.stderr)
@@ -51,11 +55,11 @@ async def _run(runner: BatchRunner) -> None:
     await runner.run(stopping)
 
 
-def _look_at_redis(settings: Settings) -> None:
+def _look_at_redis(settings: Settings, *, durable: bool) -> None:
     """Warn of settings that may cost batches; raises `RedisUnfit` for those that will."""
     try:
         with sync_redis(settings) as client:
-            for advice in check_redis(client, durable=True):
+            for advice in check_redis(client, durable=durable):
                 log.warning("Redis: %s", advice)
     except redis.RedisError as error:
         # It may come later.

@@ -115,15 +115,16 @@ class Service:
             environment["REDIS_URL"] = self._redis.url
             self._settings = self._settings.model_copy(update={"redis_url": self._redis.url})
         self._workers = self._several("worker", self._settings.workers, environment)
-        self._runners = self._several("batch-worker", self._settings.batch_workers, environment)
+        told = ["--forgetful-redis"] if self._redis is not None and self._settings.redis_data is None else []
+        self._runners = self._several("batch-worker", self._settings.batch_workers, environment, *told)
         metrics = {"PROMETHEUS_MULTIPROC_DIR": str(self._directory / "metrics")}
         self._web = Child("web", ["web"], environment | metrics, self._view)
         for child in self._children:
             child.start()
 
-    def _several(self, command: str, count: int, environment: Mapping[str, str]) -> list[Child]:
+    def _several(self, command: str, count: int, environment: Mapping[str, str], *options: str) -> list[Child]:
         names = [f"{command}-{number}" for number in range(1, count + 1)] if count > 1 else [command][:count]
-        return [Child(name, [command], environment, self._view) for name in names]
+        return [Child(name, [command, *options], environment, self._view) for name in names]
 
     def _wait_until_ready(self) -> None:
         next_look = 0.0

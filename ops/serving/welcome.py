@@ -33,4 +33,6 @@ def welcome(settings: Settings, address: str, *, embedded_redis: bool) -> str:
     lines = [f"Ready: {settings.model_id} on {address}", "", f"  {curl_line(settings, address)}", ""]
     if embedded_redis:
         lines += [f"For `tgq ps` in another terminal: export REDIS_URL={settings.redis_url}", ""]
+        if settings.batch_workers and settings.redis_data is None:
+            lines += ["Batches are forgotten at the next start; TGQ_REDIS_DATA=folder keeps them.", ""]
     return "\n".join(lines)

@@ -150,7 +150,7 @@ def test_refusals_are_no_failures_of_the_bench(service: LocalService, directory:
 @pytest.mark.parametrize(
     ("url", "key", "words"),
     [
-        ("http://127.0.0.1:1", "sesame", "does not tell the model"),
+        ("http://127.0.0.1:1", "sesame", "http://127.0.0.1:1 does not answer"),
         (None, "wrong", "HTTP 401"),
         (None, "sesame", "nobody"),
     ],

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ops.chat.client import ChatClient
+from ops.chat.client import USUAL_LIMIT, ChatClient
 from ops.chat.conversation import Conversation, Turn
 from ops.chat.entry import Command, Entry, Message, read_entry
 from ops.chat.safe_text import harmless
-from ops.chat.session import Session
+from ops.chat.session import HELP, Session
 from ops.service_client import ServiceError
 
 
@@ -142,3 +143,44 @@ def test_commands_that_are_none_are_named() -> None:
     assert "there is no /cleer" in shown
     assert "/save wants" in shown
     assert "/system TEXT" in shown
+    assert max(map(len, HELP.splitlines())) < 80
+
+
+class Choosy(ChatClient):
+    """A service with room for fewer tokens than usual."""
+
+    def __init__(self, parameters: dict[str, float], *, status: int = 400) -> None:
+        super().__init__("127.0.0.1:1", None, parameters)
+        self.limits: list[int | None] = []
+        self._status = status
+
+    def _streamed_answer(self, body: Mapping[str, Any]) -> Generator[str]:
+        self.limits.append(body.get("max_tokens"))
+        if body.get("max_tokens", 0) > 100:
+            raise ServiceError("too many", status=self._status)
+        yield "Short."
+
+
+@pytest.mark.parametrize(
+    ("parameters", "status", "limits"),
+    [
+        ({}, 422, [USUAL_LIMIT, None]),
+        ({"temperature": 0.5}, 400, [USUAL_LIMIT, None]),
+        ({"max_tokens": 7}, 422, [7]),
+        ({"max_tokens": 0}, 422, [None]),
+    ],
+)
+def test_an_answer_has_a_limit_where_there_is_room(
+    parameters: dict[str, float], status: int, limits: list[int | None]
+) -> None:
+    client = Choosy(parameters, status=status)
+    assert [*client.answer([], None)] == ["Short."]
+    assert client.limits == limits
+
+
+@pytest.mark.parametrize(("parameters", "status"), [({"max_tokens": 101}, 422), ({}, 429)])
+def test_other_refusals_stand(parameters: dict[str, float], status: int) -> None:
+    client = Choosy(parameters, status=status)
+    with pytest.raises(ServiceError, match="too many"):
+        [*client.answer([], None)]
+    assert len(client.limits) == 1

@@ -23,8 +23,8 @@ from ops.bench.serve.target import Target
 class View(Protocol):
     """Where progress goes."""
 
-    def begin(self, what: str, expected: int | None) -> None:
-        """A run begins, of so many requests if that is known."""
+    def begin(self, what: str, expected: int | None, seconds: float | None) -> None:
+        """A run begins, of so many requests and of sending for so many seconds, where these are known."""
 
     def progress(self, answered: int, failed: int, under_way: int) -> None:
         """How far it is."""
@@ -79,7 +79,7 @@ class Sweeper:
                     if stop.is_set():
                         sweep.stopped = True
                         return sweep
-                    self._view.begin(self._named(number, load, target), self._plan.num_prompts)
+                    self._view.begin(self._named(number, load, target), self._plan.num_prompts, self._plan.duration)
                     outcome = await self._measure(target, load, [self._plan.seed, 2, number, index], stop)
                     run = measured(outcome, self._plan.goals)
                     self._view.end(run)
@@ -92,7 +92,7 @@ class Sweeper:
 
     async def _warm_up(self, target: Target, stop: asyncio.Event) -> None:
         count = self._plan.warmup
-        self._view.begin(f"{target.name}: warm-up", count)
+        self._view.begin(f"{target.name}: warm-up", count, None)
         async with Client(target, self._api, self._plan.timeout) as client:
             load = LoadRun(client, self._requests(target, 0), stop, self._view.progress)
             outcome = await load.at_width(count, count, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -42,10 +42,17 @@ def print_results(results: Results, plan: Plan, notes: Sequence[str]) -> None:
 
 
 def _drawn(title: str, rows: Rows) -> Table:
+    """A server that has all rows is told once: terminals are narrow."""
+    place = rows[0].index("server") if "server" in rows[0] else 0
+    if place and len(names := {row[place] for row in rows[1:]}) == 1:
+        title = f"{title}: {names.pop()}"
+        rows = [row[:place] + row[place + 1 :] for row in rows]
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     texts = _texts(rows)
     for index, heading in enumerate(rows[0]):
-        table.add_column(heading, justify="left" if index < texts else "right", overflow="fold")
+        justify: JustifyMethod = "left" if index < texts else "right"
+        # Where there is too little room, headings have two lines before "concurrency 1" has.
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=heading in ("load", "server"))
     for row in rows[1:]:
         table.add_row(*map(Text, row))  # Text: a server's words are no markup.
     return table

@@ -17,7 +17,7 @@ _SECONDS = 30.0
 
 
 class NoModel(Exception):
-    """The server does not tell which model it has; the message is for people."""
+    """The server does not tell which model it has, or nothing at all; the message is for people."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +97,10 @@ class Target:
             response = httpx.get(url, headers=dict(self.headers), timeout=_SECONDS, trust_env=False)
             response.raise_for_status()
             models = msgspec.json.decode(response.content, type=_Models).data
-        except (httpx.HTTPError, msgspec.MsgspecError) as error:
+        except (httpx.HTTPStatusError, msgspec.MsgspecError) as error:
             raise NoModel(f"{url} does not tell the model ({_shown(error)}): name one with --model") from None
+        except httpx.HTTPError as error:
+            raise NoModel(f"{self.url} does not answer ({_shown(error)})") from None
         if not models:
             raise NoModel(f"{url} lists no models: name one with --model")
         return models[0].id
