@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import redis
 
 from common.keys import Keys
+from common.model_files import check_model
 from common.redis_checks import check_redis
 from common.redis_clients import sync_redis
 from common.registry import live_workers_sync
@@ -76,6 +77,7 @@ class Service:
         Returns the exit status: 0 after an orderly stop, 130 after a kill.
 
         Raises:
+            ModelNotFound: there cannot be such a model; nothing was started.
             ChildFailed, RedisUnavailable, RedisUnfit, PortTaken: the service cannot start, or a part of it does not stay;
                 nothing of it is left running.
         """
@@ -95,6 +97,7 @@ class Service:
         return local_address(self._settings.hostname, self._port)
 
     def _start(self) -> None:
+        check_model(self._settings, weights=True)
         check_port(self._settings.hostname, self._port)
         if self._redis is None:
             # One clear word instead of one from every child; what is no refusal the children say.
