@@ -16,7 +16,7 @@ from common.libraries import unfit_libraries
 from ops import completion
 from ops.commands import batch, bench
 from ops.configuration import Configuration
-from ops.options import with_settings
+from ops.options import SettingsCommand, with_redis_settings, with_settings
 from ops.program import run_program
 from ops.service_options import Key, Url, service_url
 
@@ -28,7 +28,7 @@ Workers = Annotated[list[str], _WORKERS]
 
 app = typer.Typer(
     name="tgq",
-    help="Text generation on a queue. Every setting is a flag and an environment variable; `tgq env` shows them all.",
+    help="Text generation on a queue. Settings are flags and environment variables; `tgq env` shows them all.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -59,7 +59,7 @@ def _common(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 @with_settings
 def serve(configuration: Configuration) -> int:
     """Run all of it here: Redis unless REDIS_URL is set, workers, and a web node."""
@@ -68,7 +68,7 @@ def serve(configuration: Configuration) -> int:
     return run(configuration)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 @with_settings
 def web(configuration: Configuration) -> int:
     """Run a web node."""
@@ -77,7 +77,7 @@ def web(configuration: Configuration) -> int:
     return run(configuration)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 @with_settings
 def worker(configuration: Configuration) -> int:
     """Run a worker."""
@@ -86,7 +86,7 @@ def worker(configuration: Configuration) -> int:
     return run(configuration)
 
 
-@app.command("batch-worker")
+@app.command("batch-worker", cls=SettingsCommand)
 @with_settings
 def batch_worker(configuration: Configuration) -> int:
     """Run a batch runner: it takes batches line by line through the queue, behind live requests."""
@@ -129,8 +129,8 @@ def chat(
     raise typer.Exit(status)
 
 
-@app.command()
-@with_settings
+@app.command(cls=SettingsCommand)
+@with_redis_settings
 def ps(
     configuration: Configuration,
     as_json: AsJson = False,
@@ -141,8 +141,8 @@ def ps(
     return run(configuration, as_json=as_json)
 
 
-@app.command(name="worker-health")
-@with_settings
+@app.command("worker-health", cls=SettingsCommand)
+@with_redis_settings
 def worker_health(
     configuration: Configuration,
     loaded: Annotated[bool, typer.Option("--loaded", help="Fail until the model has been loaded.")] = False,
@@ -153,8 +153,8 @@ def worker_health(
     return run(configuration, loaded=loaded)
 
 
-@app.command()
-@with_settings
+@app.command(cls=SettingsCommand)
+@with_redis_settings
 def queue(
     configuration: Configuration,
     as_json: AsJson = False,
@@ -165,8 +165,8 @@ def queue(
     return run(configuration, as_json=as_json)
 
 
-@app.command()
-@with_settings
+@app.command(cls=SettingsCommand)
+@with_redis_settings
 def running(
     configuration: Configuration,
     as_json: AsJson = False,
@@ -177,8 +177,8 @@ def running(
     return run(configuration, as_json=as_json)
 
 
-@app.command()
-@with_settings
+@app.command(cls=SettingsCommand)
+@with_redis_settings
 def cancel(
     configuration: Configuration,
     requests: Annotated[
@@ -196,8 +196,8 @@ def cancel(
     return run(configuration, requests)
 
 
-@app.command()
-@with_settings
+@app.command(cls=SettingsCommand)
+@with_redis_settings
 def drain(
     configuration: Configuration,
     names: Workers,
@@ -209,8 +209,8 @@ def drain(
     return run(configuration, names, wait=wait)
 
 
-@app.command()
-@with_settings
+@app.command(cls=SettingsCommand)
+@with_redis_settings
 def undrain(
     configuration: Configuration,
     names: Workers,
@@ -221,8 +221,8 @@ def undrain(
     return run(configuration, names)
 
 
-@app.command()
-@with_settings
+@app.command(cls=SettingsCommand)
+@with_redis_settings
 def top(
     configuration: Configuration,
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
@@ -234,7 +234,7 @@ def top(
     return run(configuration, interval=interval, once=once)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 @with_settings
 def env(
     configuration: Configuration,
@@ -246,7 +246,7 @@ def env(
     return run(configuration, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 @with_settings
 def watermark(
     configuration: Configuration,

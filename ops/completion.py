@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ops.fleet import Fleet
 
 SECONDS = 0.7
-_FLAGS = ("redis_url", "key_prefix", "model_id")
+_FLAGS = ("redis_url", "key_prefix")
 """Settings that may stand in front on the command line and say which fleet is meant."""
 
 
