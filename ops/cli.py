@@ -226,7 +226,7 @@ def undrain(
 def top(
     configuration: Configuration,
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option(help="Look once and leave.")] = False,
+    once: Annotated[bool, typer.Option(help="Look once and leave, as off a terminal.")] = False,
 ) -> int:
     """Watch workers, queues and rates, like the system's own top; Ctrl-C leaves."""
     from ops.commands.top import run

@@ -8,7 +8,9 @@ import pytest
 
 from ops import install
 
-PROGRAM = "import os, signal, time; print('Collecting x', flush=True); os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+PROGRAM = (
+    "import os, signal, time; print('Collecting x', flush=True); os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+)
 
 
 def test_ctrl_c_ends_it_with_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
