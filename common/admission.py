@@ -8,8 +8,9 @@ import math
 import time
 from collections import Counter, deque
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
+import redis
 import redis.asyncio
 from redis.exceptions import RedisError
 
@@ -74,6 +75,15 @@ granted[#granted + 1] = backlog
 return granted
 """
 )
+
+
+def held_sync(client: redis.Redis, keys: Keys) -> int:
+    """Sequences that are under way over all web processes, dead ones until their lease is out.
+
+    Raises:
+        redis.exceptions.RedisError: Redis is away.
+    """
+    return sum(int(held) for held in cast("list[bytes]", client.hvals(keys.admission)))
 
 
 class Permit:

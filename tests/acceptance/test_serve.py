@@ -200,6 +200,7 @@ def test_a_second_signal_does_not_wait_for_running_requests(serve: Callable[...,
         assert client.recv(65536).startswith(b"HTTP/1.1 200")
         service.process.send_signal(signal.SIGINT)
         wait_for(lambda: "once more" in service.err.read_text(), 30, "the first signal's notice")
+        assert "stopping: waiting for 1 answer, 90 s at most; once more to end it at once" in service.err.read_text()
         service.process.send_signal(signal.SIGINT)
         assert service.process.wait(30) == 130
     service.assert_nothing_left()
