@@ -28,6 +28,7 @@ Workers = Annotated[list[str], _WORKERS]
 
 app = typer.Typer(
     name="tgq",
+    cls=completion.Group,
     help="Text generation on a queue. Settings are flags and environment variables; `tgq env` shows them all.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -142,3 +142,10 @@ def test_commands_that_are_none_are_named() -> None:
     assert "there is no /cleer" in shown
     assert "/save wants" in shown
     assert "/system TEXT" in shown
+
+
+def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    there = tmp_path / "talk.md"
+    there.write_text("mine")
+    assert f"not saved: there is a file {there} already" in session(Answers(), f"/save {there}")
+    assert there.read_text() == "mine"
