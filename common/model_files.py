@@ -104,8 +104,8 @@ def find_model(settings: Settings, *, weights: bool, progress: Progress | None =
                 f"the default model is not in {folder}: run `python -m workers.engine.default_model` where torch is installed"
             )
         return ModelFiles(model_id, folder)
-    if (folder := _local(model_id, "MODEL_ID")) is not None:
-        return ModelFiles(model_id, folder)
+    if (local := _local(model_id, "MODEL_ID")) is not None:
+        return ModelFiles(model_id, local)
     try:
         path = _download(settings, _SMALL_FILES + (["*.py"] if settings.trust_remote_code else []))
         for patterns in _WEIGHTS if weights else ():
