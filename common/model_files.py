@@ -162,9 +162,12 @@ def find_adapter(settings: Settings, source: str, revision: str | None) -> Path:
 
 def _local(source: str, what: str) -> Path | None:
     """The folder of this name; None where it can only be a hub id. Raises `ModelNotFound` for what is neither."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder.resolve()
+    try:
+        folder = Path(source).expanduser()
+        if folder.is_dir():
+            return folder.resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: nobody's home.
+        raise ModelNotFound(f"{what} {source!r} cannot be looked at: {error}") from error
     if "/" not in source or source.startswith((".", "/", "~")):
         raise ModelNotFound(f"{what} {source!r} is neither a folder nor a hub id (`owner/name`)")
     return None

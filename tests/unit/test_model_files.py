@@ -16,6 +16,12 @@ def test_what_is_no_folder_and_no_hub_id_is_refused(name: str) -> None:
         check_model(Settings.of(model_id=name), weights=True)
 
 
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/model", "owner/" + 300 * "x"])
+def test_what_cannot_be_looked_at_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(ModelNotFound, match=f"^MODEL_ID '{name}' cannot be looked at: "):
+        check_model(Settings.of(model_id=name), weights=True)
+
+
 @pytest.mark.parametrize("name", [DEFAULT_MODEL, "scripted", "owner/name"])
 def test_names_that_may_be_models_pass_without_the_network(name: str) -> None:
     check_model(Settings.of(model_id=name), weights=True)
