@@ -8,8 +8,9 @@ import math
 import time
 from collections import Counter, deque
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
+import redis
 import redis.asyncio
 from redis.exceptions import RedisError
 
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 RATE_SECONDS = 10.0
 """Permits given back in this time tell when the next ones will be free."""
 _SECONDS_BETWEEN_TRIES = 0.5
+_SECONDS_BETWEEN_WARNINGS = 60.0
+_AWAY = "The queue (Redis) cannot be reached"
 # Leases of now, by the server's clock.
 _PROCESSES = """
 local time = redis.call('TIME')
@@ -72,6 +75,15 @@ granted[#granted + 1] = backlog
 return granted
 """
 )
+
+
+def held_sync(client: redis.Redis, keys: Keys) -> int:
+    """Sequences that are under way over all web processes, dead ones until their lease is out.
+
+    Raises:
+        redis.exceptions.RedisError: Redis is away.
+    """
+    return sum(int(held) for held in cast("list[bytes]", client.hvals(keys.admission)))
 
 
 class Permit:
@@ -183,13 +195,14 @@ class Admission:
             async with asyncio.timeout(self._timeout):
                 permit = await answer
         except TimeoutError as error:
-            raise ServiceUnavailable("Admission cannot be reached") from error
+            raise ServiceUnavailable(_AWAY) from error
         finally:
             if permit is None:
                 _abandon(answer)
         return permit
 
     async def _run(self) -> None:
+        warn_at = 0.0
         while True:
             try:
                 async with asyncio.timeout(self._lease / 3):
@@ -203,13 +216,16 @@ class Admission:
             try:
                 *granted, backlog = await self._call(waiting)
             except (RedisError, OSError, TimeoutError) as error:
-                log.warning("admission cannot reach Redis: %s", type(error).__name__)
+                if (now := time.monotonic()) >= warn_at:
+                    warn_at = now + _SECONDS_BETWEEN_WARNINGS
+                    log.warning("admission cannot reach Redis: %s", type(error).__name__)
                 for asked in waiting:
                     if not asked.answer.done():
-                        asked.answer.set_exception(ServiceUnavailable("Admission cannot be reached"))
+                        asked.answer.set_exception(ServiceUnavailable(_AWAY))
                 await asyncio.sleep(min(_SECONDS_BETWEEN_TRIES, self._lease / 3))
                 self._wake.set()
                 continue
+            warn_at = 0.0
             for asked, grant in zip(waiting, granted, strict=True):
                 self._answer(asked, bool(grant), backlog)
 

@@ -104,10 +104,8 @@ def find_model(settings: Settings, *, weights: bool, progress: Progress | None =
                 f"the default model is not in {folder}: run `python -m workers.engine.default_model` where torch is installed"
             )
         return ModelFiles(model_id, folder)
-    if Path(model_id).expanduser().is_dir():
-        return ModelFiles(model_id, Path(model_id).expanduser().resolve())
-    if "/" not in model_id or model_id.startswith((".", "/", "~")):
-        raise ModelNotFound(f"MODEL_ID {model_id!r} is neither a folder nor a hub id (`owner/name`)")
+    if (local := _local(model_id, "MODEL_ID")) is not None:
+        return ModelFiles(model_id, local)
     try:
         path = _download(settings, _SMALL_FILES + (["*.py"] if settings.trust_remote_code else []))
         for patterns in _WEIGHTS if weights else ():
@@ -119,16 +117,38 @@ def find_model(settings: Settings, *, weights: bool, progress: Progress | None =
     return ModelFiles(model_id, path, sha=path.name)
 
 
+def check_model(settings: Settings, *, weights: bool) -> None:
+    """See, without the network, that `settings.model_id` may be served: a folder has what it needs, another name could be
+    a hub id.
+
+    Args:
+        weights: they are needed here, too; those in a GGUF file have the configuration with them.
+
+    Raises:
+        ModelNotFound: says what is missing.
+    """
+    if settings.model_id in (DEFAULT_MODEL, SCRIPTED_MODEL):
+        return
+    folder = _local(settings.model_id, "MODEL_ID")
+    if folder is None:
+        return
+    missing = [] if (folder / "tokenizer.json").is_file() else ["tokenizer.json"]
+    if weights and ((folder / "config.json").is_file() or not any(folder.glob("*.gguf"))):
+        missing += [] if (folder / "config.json").is_file() else ["config.json"]
+        if not any(match for kind in _WEIGHTS for pattern in kind for match in folder.glob(pattern)):
+            missing.append("weights (`*.safetensors` or `*.bin`)")
+    if missing:
+        raise ModelNotFound(f"MODEL_ID {settings.model_id!r} is a folder without {' and '.join(missing)}")
+
+
 def find_adapter(settings: Settings, source: str, revision: str | None) -> Path:
     """The folder of a LoRA adapter: a local one, or a hub id that is fetched.
 
     Raises:
         ModelNotFound: it is neither, or cannot be fetched.
     """
-    if Path(source).expanduser().is_dir():
-        return Path(source).expanduser().resolve()
-    if "/" not in source or source.startswith((".", "/", "~")):
-        raise ModelNotFound(f"adapter {source!r} is neither a folder nor a hub id (`owner/name`)")
+    if (folder := _local(source, "adapter")) is not None:
+        return folder
     try:
         return download(
             source,
@@ -138,6 +158,19 @@ def find_adapter(settings: Settings, source: str, revision: str | None) -> Path:
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelNotFound(f"adapter {source} is not in the local cache and could not be fetched: {error}") from error
+
+
+def _local(source: str, what: str) -> Path | None:
+    """The folder of this name; None where it can only be a hub id. Raises `ModelNotFound` for what is neither."""
+    try:
+        folder = Path(source).expanduser()
+        if folder.is_dir():
+            return folder.resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: nobody's home.
+        raise ModelNotFound(f"{what} {source!r} cannot be looked at: {error}") from error
+    if "/" not in source or source.startswith((".", "/", "~")):
+        raise ModelNotFound(f"{what} {source!r} is neither a folder nor a hub id (`owner/name`)")
+    return None
 
 
 def _download(settings: Settings, patterns: list[str], size: int = 0, progress: Progress | None = None) -> Path:

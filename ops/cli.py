@@ -16,7 +16,7 @@ from common.libraries import unfit_libraries
 from ops import completion
 from ops.commands import batch, bench
 from ops.configuration import Configuration
-from ops.options import with_settings
+from ops.options import SettingsCommand, with_redis_settings, with_settings
 from ops.program import run_program
 from ops.service_options import Key, Url, service_url
 
@@ -28,7 +28,8 @@ Workers = Annotated[list[str], _WORKERS]
 
 app = typer.Typer(
     name="tgq",
-    help="Text generation on a queue. Every setting is a flag and an environment variable; `tgq env` shows them all.",
+    cls=completion.Group,
+    help="Text generation on a queue. Settings are flags and environment variables; `tgq env` shows them all.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -59,7 +60,7 @@ def _common(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 @with_settings
 def serve(configuration: Configuration) -> int:
     """Run all of it here: Redis unless REDIS_URL is set, workers, and a web node."""
@@ -68,7 +69,7 @@ def serve(configuration: Configuration) -> int:
     return run(configuration)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 @with_settings
 def web(configuration: Configuration) -> int:
     """Run a web node."""
@@ -77,7 +78,7 @@ def web(configuration: Configuration) -> int:
     return run(configuration)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 @with_settings
 def worker(configuration: Configuration) -> int:
     """Run a worker."""
@@ -86,7 +87,7 @@ def worker(configuration: Configuration) -> int:
     return run(configuration)
 
 
-@app.command("batch-worker")
+@app.command("batch-worker", cls=SettingsCommand)
 @with_settings
 def batch_worker(
     configuration: Configuration,
@@ -139,8 +140,8 @@ def chat(
     raise typer.Exit(status)
 
 
-@app.command()
-@with_settings
+@app.command(cls=SettingsCommand)
+@with_redis_settings
 def ps(
     configuration: Configuration,
     as_json: AsJson = False,
@@ -151,8 +152,8 @@ def ps(
     return run(configuration, as_json=as_json)
 
 
-@app.command(name="worker-health")
-@with_settings
+@app.command("worker-health", cls=SettingsCommand)
+@with_redis_settings
 def worker_health(
     configuration: Configuration,
     loaded: Annotated[bool, typer.Option("--loaded", help="Fail until the model has been loaded.")] = False,
@@ -163,8 +164,8 @@ def worker_health(
     return run(configuration, loaded=loaded)
 
 
-@app.command()
-@with_settings
+@app.command(cls=SettingsCommand)
+@with_redis_settings
 def queue(
     configuration: Configuration,
     as_json: AsJson = False,
@@ -175,8 +176,8 @@ def queue(
     return run(configuration, as_json=as_json)
 
 
-@app.command()
-@with_settings
+@app.command(cls=SettingsCommand)
+@with_redis_settings
 def running(
     configuration: Configuration,
     as_json: AsJson = False,
@@ -187,8 +188,8 @@ def running(
     return run(configuration, as_json=as_json)
 
 
-@app.command()
-@with_settings
+@app.command(cls=SettingsCommand)
+@with_redis_settings
 def cancel(
     configuration: Configuration,
     requests: Annotated[
@@ -206,8 +207,8 @@ def cancel(
     return run(configuration, requests)
 
 
-@app.command()
-@with_settings
+@app.command(cls=SettingsCommand)
+@with_redis_settings
 def drain(
     configuration: Configuration,
     names: Workers,
@@ -219,8 +220,8 @@ def drain(
     return run(configuration, names, wait=wait)
 
 
-@app.command()
-@with_settings
+@app.command(cls=SettingsCommand)
+@with_redis_settings
 def undrain(
     configuration: Configuration,
     names: Workers,
@@ -231,12 +232,12 @@ def undrain(
     return run(configuration, names)
 
 
-@app.command()
-@with_settings
+@app.command(cls=SettingsCommand)
+@with_redis_settings
 def top(
     configuration: Configuration,
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option(help="Look once and leave.")] = False,
+    once: Annotated[bool, typer.Option(help="Look once and leave, as off a terminal.")] = False,
 ) -> int:
     """Watch workers, queues and rates, like the system's own top; Ctrl-C leaves."""
     from ops.commands.top import run
@@ -244,7 +245,7 @@ def top(
     return run(configuration, interval=interval, once=once)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 @with_settings
 def env(
     configuration: Configuration,
@@ -256,7 +257,7 @@ def env(
     return run(configuration, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 @with_settings
 def watermark(
     configuration: Configuration,

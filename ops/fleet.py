@@ -15,6 +15,7 @@ from common.queue_depth import oldest_age_sync, queue_depth_sync
 from common.registry import live_workers_sync
 from common.settings import Settings
 from common.wire import Cancel, JobClass, ListJobs, Pause, WorkerRecord, encode_msgpack
+from ops.configuration import without_password
 
 ANSWER_SECONDS = 3.0
 """How long a worker has to answer."""
@@ -43,23 +44,25 @@ class Fleet:
         self._client = client
         self._keys = Keys(settings.key_prefix)
         self._dead_after = settings.worker_dead_after
-        self._model = settings.model_name
 
     def workers(self) -> list[WorkerRecord]:
         """The live ones, by id."""
         return live_workers_sync(self._client, self._keys, self._dead_after)
 
     def queues(self) -> list[Queue]:
-        """Those of the default model, of all models that have workers, and whatever else something waits in."""
-        models = {self._model, *(worker.model for worker in self.workers())}
-        models |= {model for name in self._client.scan_iter(self._keys.queues) if (model := self._keys.model_of(name))}
+        """Those of all models that have workers, and of others in whose queues something waits."""
+        served = {worker.model for worker in self.workers()}
+        queued = {model for name in self._client.scan_iter(self._keys.queues) if (model := self._keys.model_of(name))}
         found = []
-        for model in sorted(models):
-            for job_class in get_args(JobClass):
-                queue = self._keys.queue(model, job_class)
-                depth = queue_depth_sync(self._client, queue)
-                found.append(Queue(model, job_class, *depth, oldest_age_sync(self._client, queue)))
+        for model in sorted(served | queued):
+            of_model = [self._queue(model, job_class) for job_class in get_args(JobClass)]
+            if model in served or any(queue.jobs for queue in of_model):
+                found += of_model
         return found
+
+    def _queue(self, model: str, job_class: JobClass) -> Queue:
+        name = self._keys.queue(model, job_class)
+        return Queue(model, job_class, *queue_depth_sync(self._client, name), oldest_age_sync(self._client, name))
 
     def held(self) -> list[HeldJobs]:
         """What each worker holds; those that do not answer in `ANSWER_SECONDS` are left out."""
@@ -109,8 +112,10 @@ class Fleet:
             Unknown: no worker holds one of this name, or they hold several.
         """
         found = {job.request for held in self.held() for job in held.jobs if job.request.startswith(name)}
-        if len(found) != 1:
-            raise Unknown(f"no request `{name}` is held by a worker" if not found else f"`{name}` is not one request")
+        if not found:
+            raise Unknown(f"no request `{name}` is held by a worker")
+        if len(found) > 1:
+            raise Unknown(f"`{name}` is the beginning of {len(found)} requests: see `tgq running`")
         (request,) = found
         with self._client.pipeline() as pipe:
             # Its submitter asks whether somebody cancelled it before it goes on elsewhere.
@@ -128,9 +133,17 @@ def shown_state(worker: WorkerRecord) -> str:
     return f"{worker.state} {worker.progress:.0%}{stage}"
 
 
+def no_answer(settings: Settings, error: Exception) -> str:
+    """What an operator reads when Redis is away; whoever named none may mean another one."""
+    hint = "" if settings.redis_url else " (REDIS_URL is not set: `make serve` prints that of its server)"
+    return f"no answer from {without_password(settings.broker_url)}: {error}{hint}"
+
+
 def _one(name: str, workers: Sequence[WorkerRecord]) -> WorkerRecord:
     found = [worker for worker in workers if worker.id == name]
     found = found or [worker for worker in workers if worker.id.startswith(name) or worker.id.endswith(name)]
-    if len(found) != 1:
-        raise Unknown(f"no worker `{name}`: see `tgq ps`" if not found else f"`{name}` is not one worker: see `tgq ps`")
+    if not found:
+        raise Unknown(f"no worker `{name}`: see `tgq ps`")
+    if len(found) > 1:
+        raise Unknown(f"`{name}` is the beginning or the end of {len(found)} workers: see `tgq ps`")
     return found[0]

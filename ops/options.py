@@ -6,30 +6,67 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from common.field_docs import field_docs
 from common.settings import Settings
 from ops.configuration import BadSetting, Configuration, flag, variables
 
 BAD_USAGE = 2
+REDIS_SETTINGS = (
+    "redis_url",
+    "redis_password_file",
+    "redis_timeout",
+    "redis_connect_timeout",
+    "key_prefix",
+    "worker_dead_after",
+)
+"""What a command needs to know to meet the workers of a service."""
+_PANEL = "Settings"
 _SHORT = {"port": "-p", "graceful_termination_timeout": "-g"}
 
 
-def with_settings(command: Callable[..., int]) -> Callable[..., None]:
-    """Turn `command(configuration, **own options) -> exit status` into a command with a flag for every setting.
+class SettingsCommand(TyperCommand):
+    """A command whose help is plain text: in columns of a box the names of settings would be cut."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "rich_markup_mode": None})
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], _PANEL: []}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                of_its_kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                panels[getattr(parameter, "rich_help_panel", None) or of_its_kind].append(record)
+        for name, records in panels.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
+        if len(panels[_PANEL]) < len(Settings.model_fields):
+            formatter.write_paragraph()
+            formatter.write_text("Other settings come from the environment; `tgq env` shows all.")
+
+
+def with_settings(
+    command: Callable[..., int], *, names: Collection[str] = tuple(Settings.model_fields)
+) -> Callable[..., None]:
+    """Turn `command(configuration, **own options) -> exit status` into a command with flags for settings.
 
     Flags are text here and checked by the settings class, so that a flag and its variable fail with the same words: one
     line that names the setting, exit status 2.
+
+    Args:
+        names: the settings that have a flag; the others are read from the environment.
     """
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        flags = {name: _text(given.pop(name)) for name in Settings.model_fields if given[name] not in (None, [])}
-        own = {name: value for name, value in given.items() if name not in Settings.model_fields}
+        flags = {name: _text(given.pop(name)) for name in names if given[name] not in (None, [])}
+        own = {name: value for name, value in given.items() if name not in names}
         try:
             configuration = Configuration.load(flags)
         except BadSetting as error:
@@ -42,10 +79,13 @@ def with_settings(command: Callable[..., int]) -> Callable[..., None]:
     signature = inspect.signature(command, eval_str=True)
     own_parameters = list(signature.parameters.values())[1:]
     run.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*own_parameters, *(_parameter(name) for name in Settings.model_fields)], return_annotation=None
+        parameters=[*own_parameters, *(_parameter(name) for name in names)], return_annotation=None
     )
     run.__annotations__ = {}
     return run
+
+
+with_redis_settings = functools.partial(with_settings, names=REDIS_SETTINGS)
 
 
 @functools.cache
@@ -60,7 +100,7 @@ def _parameter(name: str) -> inspect.Parameter:
         help=hint,
         show_default=False,
         metavar=_metavar(name),
-        rich_help_panel="Settings",
+        rich_help_panel=_PANEL,
         autocompletion=(lambda incomplete: [one for one in choices if one.startswith(incomplete)]) if choices else None,
     )
     return inspect.Parameter(

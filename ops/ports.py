@@ -32,7 +32,7 @@ def free_port(host: str) -> int:
             return _bind(host, port)
         except OSError as error:
             problem = error
-    raise PortTaken(f"cannot listen on {host}: {problem.strerror}")
+    raise PortTaken(f"cannot listen on {host}: {problem.strerror}; HOSTNAME chooses another address")
 
 
 def check_port(host: str, port: int) -> None:
@@ -44,7 +44,9 @@ def check_port(host: str, port: int) -> None:
     try:
         _bind(host, port)
     except OSError as error:
-        raise PortTaken(f"cannot listen on {host} port {port}: {error.strerror}") from None
+        raise PortTaken(
+            f"cannot listen on {host} port {port}: {error.strerror}; PORT and HOSTNAME choose another address"
+        ) from None
 
 
 def _bind(host: str, port: int) -> int:

@@ -145,7 +145,7 @@ class Dispatcher:
         finally:  # whatever happens: somebody waits for each
             for place, push in enumerate(batch):
                 if not outcome:
-                    push.tell(ServiceUnavailable("The queue cannot be reached"))
+                    push.tell(ServiceUnavailable("The queue (Redis) cannot be reached"))
                 elif (waiting := outcome[2 * place]) >= 0:
                     push.tell(waiting)
                 else:

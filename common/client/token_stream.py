@@ -352,7 +352,7 @@ class TokenStream:
             self._sent = False
             raise
         except TimeoutError as error:
-            raise ServiceUnavailable("The queue cannot be reached") from error
+            raise ServiceUnavailable("The queue (Redis) cannot be reached") from error
         self.timings.queued = time.monotonic()
         if self._message is message:
             self.watched = Watched(message, self.timings.queued)

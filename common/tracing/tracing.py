@@ -7,8 +7,10 @@ collector that is slow or away costs spans, never requests. Which traces are kep
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
@@ -16,12 +18,14 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from common import __version__
 from common.errors import error_kind
+
+log = logging.getLogger(__name__)
 
 Kind = Literal["server", "internal", "producer", "consumer"]
 Value = str | bool | int | float | list[str]
@@ -30,6 +34,8 @@ Attributes = Mapping[str, Value | None]
 
 STOP_SECONDS = 2.0
 """Spans that are not sent this long after the end are lost."""
+TELL_SECONDS = 60.0
+"""Between two warnings of a collector that takes nothing."""
 
 _KINDS: dict[Kind, trace.SpanKind] = {
     "server": trace.SpanKind.SERVER,
@@ -92,6 +98,25 @@ class Span:
         self.end()
 
 
+class _Exporter(OTLPSpanExporter):
+    """Says itself, and rarely, that spans are lost: the library says it at each of its tries. Used by one thread."""
+
+    _tell_at = 0.0
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(endpoint)
+        if not log.isEnabledFor(logging.DEBUG):
+            logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = super().export(spans)
+        now = time.monotonic()
+        if result is SpanExportResult.FAILURE and now >= self._tell_at:
+            self._tell_at = now + TELL_SECONDS
+            log.warning("the collector of traces does not answer, or refuses them: spans are lost")
+        return result
+
+
 class Tracing:
     """Makes this process's spans. Thread-safe; nothing here waits, save `stop`."""
 
@@ -114,7 +139,7 @@ class Tracing:
             name: of the service; default: by its part.
             part, instance: see `start_tracing`.
         """
-        exporter = OTLPSpanExporter(endpoint)
+        exporter = _Exporter(endpoint)
         return cls(exporter, BatchSpanProcessor(exporter), process_resource(name, part, instance))
 
     def begin(

@@ -14,6 +14,8 @@ from ops.service_client import ServiceError
 POLL_SECONDS = 0.5
 PATIENCE = 60.0
 """Seconds a service may be away meanwhile: batches outlive the restart of a web node."""
+RUNNER_SECONDS = 10.0
+"""After so many in which nothing is seen of a runner, people are told of runners."""
 
 
 def follow(
@@ -28,7 +30,8 @@ def follow(
         ServiceError: there is no such batch, or nobody answers for `PATIENCE` seconds.
     """
     figures = Figures()
-    heard = time.monotonic()
+    began = heard = time.monotonic()
+    hinted = False
     while True:
         now = time.monotonic()
         try:
@@ -42,4 +45,10 @@ def follow(
             view.batch(batch, figures)
             if not batch.open:
                 return batch
+            if batch.status == "validating" and not hinted and now - began >= RUNNER_SECONDS:
+                hinted = True
+                view.line(
+                    f"{batch_id}: still validating; unless its file is large, no batch runner takes it: "
+                    "`tgq batch-worker` starts one"
+                )
         pause(POLL_SECONDS)

@@ -15,6 +15,7 @@ from types import FrameType
 from rich.console import Console
 
 from common.batches.objects import BatchObject
+from common.model_files import ModelNotFound
 from common.redis_checks import RedisUnfit
 from common.settings import Settings
 from ops.batches.client import BatchClient
@@ -60,7 +61,7 @@ def run_file(
     except BadInput as error:
         print(f"tgq: {error}", file=sys.stderr)
         return BAD_USAGE
-    except (ServiceError, OSError, ChildFailed, RedisUnavailable, RedisUnfit, PortTaken) as error:
+    except (ServiceError, OSError, ModelNotFound, ChildFailed, RedisUnavailable, RedisUnfit, PortTaken) as error:
         print(f"tgq: {error}", file=sys.stderr)
         return FAILED
 

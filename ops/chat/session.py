@@ -111,6 +111,8 @@ class Session:
             return
         try:
             self._conversation.save(Path(name).expanduser())
+        except FileExistsError:
+            self._line(f"not saved: there is a file {name} already; name a new one")
         except (OSError, RuntimeError) as error:  # RuntimeError: nobody's home.
             self._line(f"not saved: {error}")
         else:

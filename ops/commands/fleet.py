@@ -13,8 +13,8 @@ import redis
 
 from common.redis_clients import sync_redis
 from ops.columns import print_columns
-from ops.configuration import Configuration, without_password
-from ops.fleet import Fleet, Unknown
+from ops.configuration import Configuration
+from ops.fleet import Fleet, Unknown, no_answer
 
 NOT_IN_TIME = 3
 
@@ -114,7 +114,7 @@ def _with_fleet(configuration: Configuration, act: Callable[[Fleet], int]) -> in
         with sync_redis(settings) as client:
             return act(Fleet(client, settings))
     except (redis.RedisError, ValueError) as error:
-        print(f"tgq: no answer from {without_password(settings.broker_url)}: {error}", file=sys.stderr)
+        print(f"tgq: {no_answer(settings, error)}", file=sys.stderr)
     except Unknown as error:
         print(f"tgq: {error}", file=sys.stderr)
     return 1

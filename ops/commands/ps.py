@@ -9,8 +9,8 @@ import redis
 
 from common.redis_clients import sync_redis
 from ops.columns import print_columns
-from ops.configuration import Configuration, without_password
-from ops.fleet import Fleet, shown_state
+from ops.configuration import Configuration
+from ops.fleet import Fleet, no_answer, shown_state
 
 _FIELDS = ("id", "pid", "host", "model", "state", "running", "waiting")
 
@@ -22,7 +22,7 @@ def run(configuration: Configuration, *, as_json: bool) -> int:
         with sync_redis(settings) as client:
             workers = Fleet(client, settings).workers()
     except (redis.RedisError, ValueError) as error:
-        print(f"tgq: no answer from {without_password(settings.broker_url)}: {error}", file=sys.stderr)
+        print(f"tgq: {no_answer(settings, error)}", file=sys.stderr)
         return 1
     rows = [{name: getattr(worker, name) for name in _FIELDS} for worker in workers]
     if as_json:

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from common.redis_clients import sync_redis
 from common.wire import WorkerRecord
-from ops.configuration import Configuration, without_password
-from ops.fleet import Fleet, Queue, shown_state
+from ops.configuration import Configuration
+from ops.fleet import Fleet, Queue, no_answer, shown_state
 
 _STATE_STYLES = {"ready": "green", "starting": "yellow", "restarting": "red", "draining": "yellow", "drained": "dim"}
 
@@ -28,13 +28,14 @@ class _Look:
 
 
 def run(configuration: Configuration, *, interval: float, once: bool) -> int:
-    """Show the fleet until Ctrl-C; returns the exit status (1: Redis is away at the start)."""
+    """Show the fleet until Ctrl-C, or once where nobody watches it change; returns the exit status (1: Redis is away at the
+    start)."""
     settings = configuration.settings
     try:
         with sync_redis(settings) as client:
             fleet = Fleet(client, settings)
             look = _look(fleet)
-            if once:
+            if once or not sys.stdout.isatty():
                 Console().print(_shown(look, None))
                 return 0
             with Live(_shown(look, None), screen=True, auto_refresh=False) as live:
@@ -49,7 +50,7 @@ def run(configuration: Configuration, *, interval: float, once: bool) -> int:
     except KeyboardInterrupt:
         return 0
     except (redis.RedisError, ValueError) as error:
-        print(f"tgq: no answer from {without_password(settings.broker_url)}: {error}", file=sys.stderr)
+        print(f"tgq: {no_answer(settings, error)}", file=sys.stderr)
         return 1
 
 

@@ -23,12 +23,14 @@ from gunicorn.glogging import Logger
 
 from common.api_keys import KeyRing
 from common.logs import configure_logging
+from common.model_files import ModelNotFound, check_model
 from common.redis_checks import RedisUnfit, check_redis
 from common.redis_clients import sync_redis
 from common.settings import Settings
 from ops.child_process import die_with_parent
 from ops.configuration import Configuration
 from ops.draining_worker import ENDING_SECONDS
+from ops.options import BAD_USAGE
 from ops.ports import PortTaken, check_port
 
 log = logging.getLogger(__name__)
@@ -41,16 +43,19 @@ SILENCE_SECONDS = 120
 
 
 def run(configuration: Configuration) -> int:
-    """Serve until told to stop; returns the exit status. SIGTERM drains, a second signal ends it at once."""
+    """Serve until told to stop; returns the exit status, 2 when there cannot be such a model. SIGTERM drains, a second signal
+    ends it at once."""
     settings = configuration.settings
+    try:
+        check_model(settings, weights=False)
+    except ModelNotFound as error:
+        print(f"tgq: {error}", file=sys.stderr)
+        return BAD_USAGE
     try:
         KeyRing(settings)
         check_port(settings.hostname, settings.port)
-    except ValueError as error:
+    except (ValueError, PortTaken) as error:
         print(f"tgq: {error}", file=sys.stderr)
-        return 1
-    except PortTaken as error:
-        print(f"tgq: {error}; PORT and HOSTNAME choose another address", file=sys.stderr)
         return 1
     configure_logging(settings)
     try:

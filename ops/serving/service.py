@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,9 @@ from urllib.parse import urlsplit
 
 import redis
 
+from common.admission import held_sync
 from common.keys import Keys
+from common.model_files import check_model
 from common.redis_checks import check_redis
 from common.redis_clients import sync_redis
 from common.registry import live_workers_sync
@@ -76,6 +79,7 @@ class Service:
         Returns the exit status: 0 after an orderly stop, 130 after a kill.
 
         Raises:
+            ModelNotFound: there cannot be such a model; nothing was started.
             ChildFailed, RedisUnavailable, RedisUnfit, PortTaken: the service cannot start, or a part of it does not stay;
                 nothing of it is left running.
         """
@@ -95,6 +99,7 @@ class Service:
         return local_address(self._settings.hostname, self._port)
 
     def _start(self) -> None:
+        check_model(self._settings, weights=True)
         check_port(self._settings.hostname, self._port)
         if self._redis is None:
             # One clear word instead of one from every child; what is no refusal the children say.
@@ -176,7 +181,8 @@ class Service:
         are, workers finish, Redis goes last."""
         self._view.done()
         if self.stop_signals:
-            self._view.line("tgq: stopping; once more to end it at once")
+            again = "Ctrl-C again ends it now" if sys.stderr.isatty() else "once more to end it at once"
+            self._view.line(f"tgq: stopping{self._awaited()}; {again}")
         self._model.stop()
         for children in ([self._web] if self._web else [], self._runners, self._workers):
             for child in children:
@@ -194,6 +200,20 @@ class Service:
         if self._redis is not None:
             self._redis.stop()
         return 0
+
+    def _awaited(self) -> str:
+        """What the stop waits for, in words; of a Redis that others use too, it is not known whose answers these are."""
+        if self._redis is None or self._web is None:
+            return ""
+        try:
+            with sync_redis(self._settings) as client:
+                answers = held_sync(client, Keys(self._settings.key_prefix))
+        except redis.RedisError:
+            answers = 0
+        if not answers:
+            return ""
+        limit = self._settings.graceful_termination_timeout
+        return f": waiting for {answers} {'answer' if answers == 1 else 'answers'}, {limit:g} s at most"
 
     def _kill(self) -> None:
         self._model.stop()

@@ -25,7 +25,7 @@ def service(two_workers: LocalService) -> LocalService:
 
 def tgq(service: LocalService, *arguments: str, status: int = 0) -> str:
     """What a command prints; in this process, for each of its own costs a second."""
-    with mock.patch.dict(os.environ, {"REDIS_URL": service.redis_url, "MODEL_ID": "scripted"}):
+    with mock.patch.dict(os.environ, {"REDIS_URL": service.redis_url}):
         done = CliRunner().invoke(app, arguments)
     assert done.exit_code == status, done.output
     return done.stdout if status == 0 else done.stderr
@@ -93,7 +93,7 @@ def test_queues_and_the_fleet_are_shown(service: LocalService) -> None:
         ("scripted", "interactive", 0),
         ("scripted", "batch", 0),
     }
-    shown = tgq(service, "top", "--once")
+    shown = tgq(service, "top")  # once, off a terminal
     assert "workers" in shown
     assert "queues" in shown
     assert all(row["id"][:20] in shown for row in listed(service, "ps"))
@@ -101,4 +101,4 @@ def test_queues_and_the_fleet_are_shown(service: LocalService) -> None:
 
 def test_unknown_names_are_told(service: LocalService) -> None:
     assert "no worker `nobody`" in tgq(service, "drain", "nobody", status=1)
-    assert "is not one worker" in tgq(service, "drain", "", status=1)
+    assert "`` is the beginning or the end of 2 workers: see `tgq ps`" in tgq(service, "drain", "", status=1)

@@ -205,7 +205,7 @@ async def test_without_redis_callers_are_refused_in_time_and_served_again_after(
             for interrupt, mend in ((server.freeze, server.thaw), (server.kill, server.start)):
                 interrupt()
                 started = time.monotonic()
-                with pytest.raises(ServiceUnavailable):
+                with pytest.raises(ServiceUnavailable, match=r"^The queue \(Redis\) cannot be reached$"):
                     await admission.acquire()
                 assert time.monotonic() - started < 3
                 mend()

@@ -276,7 +276,8 @@ def test_a_taken_port_is_noticed() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(PortTaken, match=rf"cannot listen on 127\.0\.0\.1 port {port}: Address already in use"):
+        words = rf"cannot listen on 127\.0\.0\.1 port {port}: Address already in use; PORT and HOSTNAME choose another address"
+        with pytest.raises(PortTaken, match=words):
             check_port("127.0.0.1", port)
     check_port("127.0.0.1", free_port("127.0.0.1"))
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.batches.objects import BatchError, BatchErrors, BatchObject, BatchUsage, Counts
+from common.batches.objects import BatchError, BatchErrors, BatchObject, BatchStatus, BatchUsage, Counts
+from ops.batches import following
+from ops.batches.client import BatchClient
 from ops.batches.figures import Figures, clock
 from ops.batches.input import BadInput, first_url, pairs
 from ops.batches.outcome import outcome
-from ops.batches.progress import described
+from ops.batches.progress import LineView, described
 from ops.batches.results import errors_beside
 
 BATCH = BatchObject(
@@ -52,6 +54,27 @@ def test_it_is_said_in_words() -> None:
     assert described(BATCH, figures) == "in progress, 100 of 1000 lines, 2 failed, 100 tokens/s, 1:30 left"
     assert described(msgspec.structs.replace(BATCH, status="validating"), Figures()) == "validating"
     assert [clock(seconds) for seconds in (0, 59.6, 61, 3725)] == ["0:00", "1:00", "1:01", "1:02:05"]
+
+
+class Told(BatchClient):
+    """Says of its batch what it is given, one after the other."""
+
+    def __init__(self, *statuses: BatchStatus) -> None:
+        super().__init__("127.0.0.1:1", None)
+        self._statuses = list(statuses)
+
+    def batch(self, batch_id: str) -> BatchObject:
+        return msgspec.structs.replace(BATCH, status=self._statuses.pop(0))
+
+
+@pytest.mark.parametrize(("seconds", "hints"), [(0.0, 1), (3600.0, 0)])
+def test_a_batch_that_nobody_takes_is_wondered_at_once(
+    seconds: float, hints: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(following, "RUNNER_SECONDS", seconds)
+    client = Told("validating", "validating", "in_progress", "completed")
+    assert following.follow(client, "batch_1", LineView(), pause=lambda _seconds: None).status == "completed"
+    assert capsys.readouterr().err.count("`tgq batch-worker` starts one") == hints
 
 
 def test_an_outcome_has_the_whole_and_the_errors() -> None:

@@ -184,3 +184,10 @@ def test_other_refusals_stand(parameters: dict[str, float], status: int) -> None
     with pytest.raises(ServiceError, match="too many"):
         [*client.answer([], None)]
     assert len(client.limits) == 1
+
+
+def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    there = tmp_path / "talk.md"
+    there.write_text("mine")
+    assert f"not saved: there is a file {there} already" in session(Answers(), f"/save {there}")
+    assert there.read_text() == "mine"

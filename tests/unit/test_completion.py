@@ -27,3 +27,16 @@ def offered(line: str) -> list[str]:
 )
 def test_commands_flags_and_what_settings_may_be(line: str, names: list[str]) -> None:
     assert offered(line) == names
+
+
+def test_the_script_is_that_of_the_shell_that_is_named() -> None:
+    assert "#compdef tgq" in CliRunner().invoke(app, ["--show-completion", "zsh"], prog_name="tgq").stdout
+
+
+@pytest.mark.parametrize("option", ["--show-completion", "--install-completion"])
+@pytest.mark.parametrize("words", [["tcsh"], ["ps"], ["zsh", "fish"]])
+def test_what_is_no_shell_is_refused(option: str, words: list[str]) -> None:
+    refused = CliRunner().invoke(app, [option, *words], prog_name="tgq", env={"COLUMNS": "200"})
+    assert refused.exit_code == 2
+    assert not refused.stdout
+    assert "bash, zsh, fish" in refused.stderr

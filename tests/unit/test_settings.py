@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from common.redis_url import RedisAddress
 from common.settings import DEFAULT_MODEL, Settings
 from ops.cli import app
 from ops.configuration import HIDDEN, BadSetting, Configuration, flag, variables, without_password
+from ops.options import REDIS_SETTINGS
 
 
 @pytest.fixture(autouse=True)
@@ -137,9 +139,19 @@ def test_repeatable_flags_are_joined() -> None:
 
 
 def test_every_setting_is_a_flag_of_serve() -> None:
-    help_text = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "400"}).stdout
-    missing = [flag(name) for name in Settings.model_fields if f"{flag(name)}" not in help_text]
+    help_text = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "80"}).stdout
+    words = set(re.split(r"[\s,;\[\]]+", help_text))
+    missing = [name for name in Settings.model_fields if not {flag(name), Settings.variable(name)} <= words]
     assert not missing
+
+
+@pytest.mark.parametrize("command", ["ps", "drain", "undrain", "top", "queue", "running", "cancel", "worker-health"])
+def test_operators_commands_have_flags_for_redis_alone(command: str) -> None:
+    help_text = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).stdout
+    shown = {name for name in Settings.model_fields if f"  {flag(name)} " in help_text}
+    assert shown == set(REDIS_SETTINGS)
+    assert "`tgq env` shows all" in help_text
+    assert len(help_text.splitlines()) < 50
 
 
 @pytest.mark.parametrize(

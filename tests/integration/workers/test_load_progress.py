@@ -21,7 +21,7 @@ def environment(redis_url: str) -> dict[str, str]:
     return {
         **os.environ,
         "REDIS_URL": redis_url,
-        "MODEL_ID": "stand-in",
+        "MODEL_ID": "tests/stand-in",
         "PYTHONPATH": str(REPOSITORY),  # the engine of the tests
         "TGQ_ENGINE_TARGET": "tests.integration.workers.stand_in_engine:run",
         "STAND_IN_LOAD_SECONDS": "1",

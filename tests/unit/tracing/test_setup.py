@@ -99,13 +99,17 @@ def test_what_a_process_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     assert name(process_resource("ours", "worker", "here-1")) == "ours"
 
 
-def test_stopping_is_bounded_without_a_collector() -> None:
+def test_stopping_is_bounded_without_a_collector_which_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     tracing = Tracing.exporting(f"http://127.0.0.1:{free_port('127.0.0.1')}", name=None, part="web", instance="here-1")
     for _ in range(100):
         tracing.begin("span", "internal").end()
     began = time.monotonic()
     tracing.stop()
     assert time.monotonic() - began < 6
+    while not caplog.records and time.monotonic() - began < 30:
+        time.sleep(0.01)
+    (told,) = caplog.messages
+    assert told == "the collector of traces does not answer, or refuses them: spans are lost"
 
 
 def test_stopping_sends_what_has_ended() -> None:
