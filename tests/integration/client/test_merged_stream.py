@@ -156,6 +156,7 @@ async def test_a_full_queue_takes_none_of_them(redis_url: str) -> None:
         with pytest.raises(Overloaded):
             await stream.__aenter__()
         assert client.open_streams == 0
+        await until(lambda: client.idle)  # those that were in the queue are out of it
         worker.taking = True
         async with merged(client, [[4]]):
             await until(lambda: any(job.prompt_ids == [4] for job in worker.jobs.values()))
