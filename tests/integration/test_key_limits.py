@@ -226,7 +226,7 @@ async def test_limits_that_change_hold_from_the_next_request_on(redis_url: str) 
 async def test_without_redis_callers_are_refused_in_time_and_served_again_after(tmp_path: Path) -> None:
     limited = key(requests=2, tokens=100)
     with EmbeddedRedis(tmp_path) as server:
-        settings = _settings(server.url, redis_timeout=0.5)
+        settings = _settings(server.url, redis_timeout=1.0)
         async with instances(settings, 1) as (limits,):
             share = await limits.enter(limited)
             for interrupt, mend in ((server.freeze, server.thaw), (server.kill, server.start)):
