@@ -152,10 +152,13 @@ def test_errors_are_one_line(tgq: _Batch, arguments: tuple[str, ...], status: in
 
 def test_a_terminal_has_a_bar(tgq: _Batch) -> None:
     source = tgq.file(*(saying(str(number), "word " * 20, step_ms=30) for number in range(100)))
-    batch_id = tgq("submit", source).stdout.strip()
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        command("watch", batch_id), env=environment(tgq.service), stdout=theirs, stderr=theirs
+        command("submit", source, "--watch"),
+        cwd=tgq.directory,
+        env=environment(tgq.service),
+        stdout=theirs,
+        stderr=theirs,
     ) as watching:
         os.close(theirs)
         shown = b""
