@@ -102,6 +102,18 @@ class Observer:
     async def until_idle(self, seconds: float = 5.0) -> None:
         await until(self.idle, seconds, "the end of all requests")
 
+    async def until_heard(self, seconds: float = 10.0) -> None:
+        """Until every worker has said what it does now."""
+        told = self._heartbeats()
+        await until(
+            lambda: all(beat > told.get(worker, 0.0) for worker, beat in self._heartbeats().items()),
+            seconds,
+            "heartbeats",
+        )
+
+    def _heartbeats(self) -> dict[bytes, float]:
+        return dict(cast("list[tuple[bytes, float]]", self.redis.zrange(KEYS.workers, 0, -1, withscores=True)))
+
 
 def metric(text: str, name: str) -> float:
     """The sum of all samples of `name`, with or without labels, in a `/metrics` text."""

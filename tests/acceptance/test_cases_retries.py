@@ -39,6 +39,9 @@ async def test_b07_of_a_clients_tries_one_runs_at_a_time(scripted_service: Local
 async def test_b07_a_key_makes_one_call_of_them(scripted_service: LocalService, impatient: OpenAI) -> None:
     text = "worth waiting for " * 10
     with Observer(scripted_service) as seen, impatient:
+        # What ended before is told with a heartbeat.
+        await seen.until_idle()
+        await seen.until_heard()
         before = generated(seen)
         answer = impatient.completions.create(
             model="tgi",

@@ -17,7 +17,8 @@ from tests.acceptance.clients import http_client, script
 from tests.acceptance.observation import read_metric
 
 STREAMS = 500
-TOKENIZATIONS = 100
+TOKENIZATIONS = 30
+"""At a time."""
 PROBES = 100
 PATHS = ("/health", "/health/live", "/health/ready", "/health/startup")
 P99_SECONDS = 0.2
