@@ -49,6 +49,14 @@ def assert_out_of_reach(client: redis.Redis) -> None:
         client.eval("redis.call('FLUSHALL')", 0)
 
 
+def answers(client: redis.Redis) -> bool:
+    """Whether this server can be reached and lets the client in."""
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
 class SentinelGroup:
     """A primary, a replica, and Sentinels that make the replica the primary when the primary is gone for a second."""
 

@@ -79,8 +79,7 @@ class Push:
 class Dispatcher:
     """Sends messages to queues that hold `queue_limit` messages at most, those of all tenants together.
 
-    One call at a time, with everything that has come since the last one: a call costs a process as much as all else that
-    it does with Redis for a request.
+    One call at a time, with everything that has come since the last one: a call costs a process more than the messages in it.
     """
 
     def __init__(self, redis_client: redis.asyncio.Redis, settings: Settings) -> None:

@@ -7,9 +7,9 @@ import time
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from common.batches.objects import BatchObject
+from ops.bar import Bar
 from ops.batches.figures import Figures, clock
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -86,37 +86,17 @@ class TerminalView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
+        self._bar = Bar(console)
 
     def line(self, text: str) -> None:
         self._console.print(f"tgq: {text}", markup=False, soft_wrap=True)
 
     def transfer(self, what: str, done: int, size: int) -> None:
-        self._show(what, done, size, f"{done / 1e6:.1f} MB" if done >= 1e5 else "")
+        self._bar.show(what, done, size or None, f"{done / 1e6:.1f} MB" if done >= 1e5 else "")
 
     def batch(self, batch: BatchObject, figures: Figures) -> None:
         status, *facts = described(batch, figures).split(", ", 1)
-        self._show(status, figures.done, figures.total, "".join(facts))
+        self._bar.show(status, figures.done, figures.total or None, "".join(facts))
 
     def done(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-    def _show(self, what: str, done: int, total: int, facts: str) -> None:
-        if self._bar is None:
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[facts]}"),
-                TimeElapsedColumn(),
-                console=self._console,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._task = self._bar.add_task(what, total=None, facts=facts)
-            self._bar.start()
-        self._bar.update(self._task, description=what, completed=done, total=total or None, facts=facts)
+        self._bar.gone()

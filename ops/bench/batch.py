@@ -24,26 +24,12 @@ from rich.table import Table
 from common.batches.objects import BatchObject
 from ops.batches.client import BatchClient
 from ops.bench.load import BadAnswer, run_streams
+from ops.bench.words import WORDS
 from ops.local_service import LocalService
 from workers.engine.batch_pace import LIVE_SECONDS
 
 ROUNDS = 2
 PATIENCE = 600.0
-_WORDS = (
-    "river",
-    "hill",
-    "mill",
-    "bridge",
-    "barley",
-    "sheep",
-    "field",
-    "name",
-    "spring",
-    "coast",
-    "wind",
-    "road",
-    "winter",
-)
 
 
 @dataclass(frozen=True)
@@ -181,7 +167,7 @@ class _Bench:
         return self._plan.settings.get("MODEL_ID", "tgi")
 
     def _prompt(self, words: int) -> str:
-        return f"{self._random.getrandbits(40)} " + " ".join(self._random.choices(_WORDS, k=words))
+        return f"{self._random.getrandbits(40)} " + " ".join(self._random.choices(WORDS, k=words))
 
     def _submit(self, requests: list[dict[str, object]]) -> BatchObject:
         path = self._directory / "requests.jsonl"

@@ -12,8 +12,9 @@ import time
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+from ops.bar import Bar
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -81,8 +82,7 @@ class TerminalView:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)
         self._lock = threading.Lock()
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
+        self._bar = Bar(self._console)
 
     def line(self, text: str) -> None:
         # The children's own colours are kept.
@@ -90,25 +90,8 @@ class TerminalView:
 
     def progress(self, stage: str, fraction: float, detail: str = "") -> None:
         with self._lock:
-            if self._bar is None:
-                self._bar = Progress(
-                    SpinnerColumn(),
-                    TextColumn("{task.description}"),
-                    BarColumn(),
-                    TextColumn("{task.percentage:>3.0f} %"),
-                    TextColumn("{task.fields[detail]}"),
-                    TimeElapsedColumn(),
-                    console=self._console,
-                    transient=True,
-                    redirect_stdout=False,
-                    redirect_stderr=False,
-                )
-                self._task = self._bar.add_task(stage, total=1.0, detail=detail)
-                self._bar.start()
-            self._bar.update(self._task, description=stage, completed=fraction, detail=detail)
+            self._bar.show(stage, fraction, 1.0, f"{100 * fraction:>3.0f} % {detail}")
 
     def done(self) -> None:
         with self._lock:
-            if self._bar is not None:
-                self._bar.stop()
-                self._bar = None
+            self._bar.gone()

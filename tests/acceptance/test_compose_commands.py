@@ -27,7 +27,7 @@ from ops.embedded_redis import server_program
 from ops.ports import free_port
 from tests.compose_file import OURS, compose, seconds
 from tests.images.dockerfile import read_dockerfile
-from tests.redis_servers import assert_out_of_reach
+from tests.redis_servers import answers, assert_out_of_reach
 from tests.structure.test_compose import DOCKERFILE
 from workers.engine.default_model import ensure_default_model
 
@@ -148,7 +148,7 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]
         containers.grant_access()
         containers.start("redis")
         with containers.redis() as client:
-            wait(lambda: _answers(client), containers)
+            wait(lambda: answers(client), containers)
         for name in OURS:
             containers.start(name)
         # A check is a process of its own, and takes time from those that start.
@@ -159,13 +159,6 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]
         for process in containers.processes.values():
             process.kill()
             process.wait()
-
-
-def _answers(client: redis.Redis) -> bool:
-    try:
-        return bool(client.ping())
-    except redis.RedisError:
-        return False
 
 
 def test_g19_an_answer_goes_through_all_of_them_and_the_first_is_as_the_tenth(containers: Containers) -> None:

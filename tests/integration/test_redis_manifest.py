@@ -15,7 +15,7 @@ from common.redis_checks import check_redis
 from ops.child_process import spawn
 from ops.embedded_redis import HOST, server_program
 from ops.ports import free_port
-from tests.redis_servers import assert_out_of_reach
+from tests.redis_servers import answers, assert_out_of_reach
 
 BASE = Path(__file__).parents[2] / "ops/kubernetes/base"
 
@@ -41,22 +41,15 @@ def test_h31_it_cannot_be_taken_over(tmp_path: Path) -> None:
             assert check_redis(client, durable=True) == []
             assert_out_of_reach(client)
         with redis.Redis(HOST, port, socket_timeout=5, retry=once) as stranger:
-            assert not _answers(stranger)
+            assert not answers(stranger)
     finally:
         process.kill()
         process.wait()
 
 
-def _answers(client: redis.Redis) -> bool:
-    try:
-        return bool(client.ping())
-    except redis.RedisError:
-        return False
-
-
 def _wait_for(client: redis.Redis, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + 20
-    while not _answers(client):
+    while not answers(client):
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)

@@ -8,48 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-_WORDS = (
-    "river",
-    "hill",
-    "mill",
-    "bridge",
-    "barley",
-    "sheep",
-    "field",
-    "name",
-    "spring",
-    "coast",
-    "wind",
-    "road",
-    "winter",
-    "stone",
-    "house",
-    "garden",
-    "water",
-    "light",
-    "morning",
-    "letter",
-    "paper",
-    "city",
-    "market",
-    "window",
-    "summer",
-    "table",
-    "street",
-    "music",
-    "mountain",
-    "forest",
-    "island",
-    "harbor",
-    "engine",
-    "station",
-    "village",
-    "kitchen",
-    "bread",
-    "horse",
-    "cloud",
-    "rain",
-)
+from ops.bench.words import WORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +68,7 @@ class MadeUpPrompts:
     def prompt(self, number: int) -> Prompt:
         random = np.random.default_rng([self._seed, 1, number])
         length, output = self._drawn(self._length, random), self._drawn(self._output, random)
-        words = [str(number), *(_WORDS[index] for index in random.integers(len(_WORDS), size=max(length - 1, 0)))]
+        words = [str(number), *(WORDS[index] for index in random.integers(len(WORDS), size=max(length - 1, 0)))]
         return Prompt(text=" ".join(words), max_tokens=output)
 
     def _drawn(self, length: int, random: np.random.Generator) -> int:
