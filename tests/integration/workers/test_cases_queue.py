@@ -159,5 +159,6 @@ def test_h34_failing_tasks_keep_no_memory(submitter: Submitter, redis_url: str, 
         warm = resident_mib(process.pid)
         fail(FAILING)
         fail(2 * FAILING)
-        assert resident_mib(process.pid) - warm < 40.0  # Each takes a third of one until it is collected.
+        # Each holds a third of one until it is collected: about 270 if they were kept, 10 to 45 as Python collects.
+        assert resident_mib(process.pid) - warm < 100.0
         assert len(process.output.read_text().splitlines()) < 200
