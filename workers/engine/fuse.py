@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from workers.engine.attention import LayerOptions, LayerShape
-from workers.engine.fused_layer import FusedLayer, RmsNorm, Rotation
+from workers.engine.fused_layer import FusedLayer, RmsNorm
 from workers.engine.layer_probe import LayerProbe
 from workers.engine.lora import LayerParts
 from workers.engine.model_runner import ModelCall
@@ -40,10 +40,9 @@ def fuse_layers(model: PreTrainedModel, probe: LayerProbe) -> LayerParts:
         What the linear layers of the fused layers are made of.
     """
     parts: LayerParts = {}
-    rotation = Rotation()
     for name, (given, output) in _calls(model).items():
         layer = model.get_submodule(name)
-        fused = _fused(layer, probe, rotation)
+        fused = _fused(layer, probe)
         if fused is None or not _agrees(fused, given, output):
             continue
         parent, _, attribute = name.rpartition(".")
@@ -88,7 +87,7 @@ def _candidates(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _fused(layer: nn.Module, probe: LayerProbe, rotation: Rotation) -> FusedLayer | None:
+def _fused(layer: nn.Module, probe: LayerProbe) -> FusedLayer | None:
     attention, feed = layer.get_submodule("self_attn"), layer.get_submodule("mlp")
     index = getattr(attention, "layer_idx", None)
     if index not in probe.shapes or not _only_linears(attention, _ATTENTION) or not _only_linears(feed, _FEED):
@@ -114,7 +113,6 @@ def _fused(layer: nn.Module, probe: LayerProbe, rotation: Rotation) -> FusedLaye
         activation=activation,
         heads=(queries.out_features // shape.key_width, shape.kv_heads),
         options=options,
-        rotation=rotation,
     )
 
 

@@ -1,50 +1,38 @@
 """A decoder layer of Llama's kind in as few operations as it takes: what a small step on CPU spends beside its products.
 
-Queries, keys and values are one product, so are gate and up; queries and keys are rotated together; sums are made in place.
+Queries, keys and values are one product, so are gate and up; what lies between the products is a kernel each.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from workers.engine.attention import AttentionBatch, LayerOptions
+from workers.engine.cpu_kernels import add_rms_norm, rms_norm, rotate, silu_product
 
 
 class RmsNorm:
-    """`x / sqrt(mean(x * x) + epsilon) * weight` over the last dimension, in float32 on CPU."""
+    """`x / sqrt(mean(x * x) + epsilon) * weight` over the last dimension, for `[1, rows, width]` in float32 on CPU."""
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
-        width = weight.shape[0]
-        # What x is divided by is the square root of the sum, not of the mean, of its squares.
-        self._weight = weight * width**0.5
-        # A tensor: adding a number of Python's costs three times as much.
-        self._floor = torch.tensor(epsilon * width)
+        self._weight = weight.detach().float().contiguous().numpy()
+        self._epsilon = np.float32(epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x.div(size.mul_(size).add_(self._floor).sqrt_()).mul_(self._weight)
+        out = np.empty(x.shape, dtype=np.float32)
+        rms_norm(x.numpy()[0], self._weight, self._epsilon, out[0])
+        return torch.from_numpy(out)
 
-
-class Rotation:
-    """A step's rotary embedding, made ready once for all layers that are given the same."""
-
-    def __init__(self) -> None:
-        self._given: Any = None
-        self._ready: tuple[Tensor, Tensor] | None = None
-
-    def of(self, embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """From cosine and sine `[1, tokens, width]`: `[tokens, 1, width]` both, the sine's first half negated."""
-        if self._ready is None or self._given is not embeddings:
-            cosine, sine = embeddings
-            half = sine.shape[-1] // 2
-            signed = torch.cat((-sine[0, :, None, :half], sine[0, :, None, half:]), dim=-1)
-            # The argument is kept, so that no other can take its place and look the same.
-            self._given, self._ready = embeddings, (cosine[0, :, None], signed)
-        return self._ready
+    def of_sum(self, x: Tensor, more: Tensor) -> Tensor:
+        """Adds `more` to `x` in place, and returns the norm of that."""
+        out = np.empty(x.shape, dtype=np.float32)
+        add_rms_norm(x.numpy()[0], more.numpy()[0], self._weight, self._epsilon, out[0])
+        return torch.from_numpy(out)
 
 
 class FusedLayer(nn.Module):
@@ -59,14 +47,12 @@ class FusedLayer(nn.Module):
         activation: nn.Module,
         heads: tuple[int, int],
         options: LayerOptions,
-        rotation: Rotation,
     ) -> None:
         """
         Args:
             norms: before attention and before the feed-forward part.
             projections: to queries, keys and values; from the heads; to gate and up; down.
             heads: of queries and of keys.
-            rotation: shared by all layers.
         """
         super().__init__()
         self._attention_norm, self._feed_norm = norms
@@ -76,7 +62,6 @@ class FusedLayer(nn.Module):
         self._heads, self._kv_heads = heads
         self._all_heads = self._heads + 2 * self._kv_heads
         self._options = options
-        self._rotation = rotation
         self._silu = isinstance(activation, (nn.SiLU, SiLUActivation))
 
     def forward(
@@ -91,16 +76,23 @@ class FusedLayer(nn.Module):
         # What torch's modules do to find their parts and to call them takes as long as the smaller operations.
         parts: dict[str, Any] = self._modules
         tokens = hidden_states.shape[1]
+        cosine, sine = position_embeddings
         heads = parts["qkv_proj"].forward(self._attention_norm(hidden_states)).view(tokens, self._all_heads, -1)
-        turning, value = heads.split_with_sizes((self._heads + self._kv_heads, self._kv_heads), 1)
-        turned = self._rotate(turning, *self._rotation.of(position_embeddings))
-        query, key = turned.split_with_sizes((self._heads, self._kv_heads), 1)
+        if not heads.shape[-1] == cosine.shape[-1] == sine.shape[-1] or not tokens == cosine.shape[1] == sine.shape[1]:
+            raise ValueError("the rotary embedding is not one of whole heads")
+        rotate(heads.numpy(), cosine.numpy()[0], sine.numpy()[0], self._heads + self._kv_heads)
+        query, key, value = heads.split_with_sizes((self._heads, self._kv_heads, self._kv_heads), 1)
         answer = batch.attend(self._layer, query, key, value, self._options)
-        hidden: Tensor = parts["o_proj"].forward(answer.view(1, tokens, -1)).add_(hidden_states)
-        gate, up = parts["gate_up_proj"].forward(self._feed_norm(hidden)).chunk(2, -1)
-        active = nn.functional.silu(gate, inplace=True) if self._silu else parts["activation"](gate)
-        return hidden.add_(parts["down_proj"].forward(active.mul_(up)))
+        hidden: Tensor = parts["o_proj"].forward(answer.view(1, tokens, -1))
+        normed = self._feed_norm.of_sum(hidden, hidden_states)
+        return hidden.add_(parts["down_proj"].forward(self._active(parts["gate_up_proj"].forward(normed))))
 
-    @staticmethod
-    def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        return (x * cosine).addcmul_(x.roll(x.shape[-1] // 2, -1), sine)
+    def _active(self, gate_up: Tensor) -> Tensor:
+        """`[1, tokens, 2 * width]` to `[1, tokens, width]`."""
+        if not self._silu:
+            gate, up = gate_up.chunk(2, -1)
+            active: Tensor = self.activation(gate)
+            return active.mul_(up)
+        out = np.empty((*gate_up.shape[:2], gate_up.shape[2] // 2), dtype=np.float32)
+        silu_product(gate_up.numpy()[0], out[0])
+        return torch.from_numpy(out)

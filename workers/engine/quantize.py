@@ -10,9 +10,15 @@ Digits are unsigned around a zero point of 128: oneDNN has no fast kernel for si
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+
+from workers.engine import cpu_kernels
+
+Quantized = tuple[Tensor, npt.NDArray[np.float32]]
 
 _LARGEST = 127
 _ZERO_POINT = 128
@@ -20,9 +26,7 @@ _DIGIT = 256
 _SMALLEST_RANGE = 1e-30
 """Keeps a row of zeros from dividing by zero."""
 
-# As tensors: to add a number of Python's takes three times as long, which counts in a step of one row.
-_INVERSE, _SMALLEST, _BASE = torch.tensor(1 / _LARGEST), torch.tensor(_SMALLEST_RANGE), torch.tensor(float(_DIGIT))
-_OFFSET = torch.tensor(_ZERO_POINT + 0.5 + 0.5 / _DIGIT)
+_OFFSET = np.float32(_ZERO_POINT + 0.5 + 0.5 / _DIGIT)
 """Conversion cuts off what is behind the point, and all values are positive: with half a last digit it rounds."""
 
 
@@ -31,9 +35,9 @@ class Activations:
 
     def __init__(self) -> None:
         self._input: Tensor | None = None
-        self._quantized: tuple[Tensor, Tensor] | None = None
+        self._quantized: Quantized | None = None
 
-    def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def quantize(self, x: Tensor) -> Quantized:
         """`quantize_rows(x)`."""
         if self._quantized is None or self._input is not x:
             self._quantized = quantize_rows(x)
@@ -68,8 +72,9 @@ class QuantizedLinear(nn.Module):
         if x.numel() == 0:
             return x.new_empty(*x.shape[:-1], self.out_features)
         digits, scales = self._activations.quantize(x)
-        high, low = _product(digits, self.weight, self.scale, self._zero_points)
-        product: Tensor = high.add_(low, alpha=1 / _DIGIT).mul_(scales)
+        products = _product(digits, self.weight, self.scale, self._zero_points)
+        cpu_kernels.join_digits(products.numpy().reshape(2, -1, self.out_features), scales)
+        product = products[0]
         return product if self.bias is None else product.add_(self.bias)
 
 
@@ -79,15 +84,16 @@ def quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.round(weight / scale[:, None]).to(torch.int8).contiguous(), scale
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of `[..., in]`: the two digits `[2, ..., in]` in uint8, and the scale of each row `[..., 1]`.
+def quantize_rows(x: Tensor) -> Quantized:
+    """Of `[..., in]`: the two digits `[2, ..., in]` in uint8, and the scales of the rows `[rows]`.
 
     `x` is close to `scale * ((high - 128) + (low - 128) / 256)`.
     """
-    scale = x.abs().amax(dim=-1, keepdim=True).mul_(_INVERSE).add_(_SMALLEST)
-    values = x.div(scale).add_(_OFFSET)
-    high = values.to(torch.uint8)
-    return torch.stack((high, values.frac_().mul_(_BASE).to(torch.uint8))), scale
+    rows = x.numpy().reshape(-1, x.shape[-1])
+    digits = np.empty((2, *rows.shape), dtype=np.uint8)
+    scales = np.empty(len(rows), dtype=np.float32)
+    cpu_kernels.quantize_rows(rows, _OFFSET, digits[0], digits[1], scales)
+    return torch.from_numpy(digits.reshape(2, *x.shape)), scales
 
 
 def _product(values: Tensor, weight: Tensor, scale: Tensor, zero_points: Tensor) -> Tensor:
