@@ -24,7 +24,7 @@ _f = np.float32
 _i = np.int32
 
 
-def _kernel(kernel: Callable[..., Any]) -> Any:
+def compiled(kernel: Callable[..., Any]) -> Any:
     """Compiled when it is first called, and kept on disk. Sums over a row may be vectorized; NaN and infinities count."""
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
     try:
@@ -54,7 +54,7 @@ def _as_bits(_context: Any, number: Any) -> Any:
     return types.int32(types.float32), generate
 
 
-@_kernel
+@compiled
 def rms_norm(x: Array, weight: Array, epsilon: np.float32, out: Array) -> None:
     """`out = x / sqrt(mean(x * x) + epsilon) * weight`, over rows `[rows, width]`."""
     width = x.shape[1]
@@ -68,7 +68,7 @@ def rms_norm(x: Array, weight: Array, epsilon: np.float32, out: Array) -> None:
             to[i] = given[i] * factor * weight[i]
 
 
-@_kernel
+@compiled
 def add_rms_norm(x: Array, more: Array, weight: Array, epsilon: np.float32, out: Array) -> None:
     """`x += more` and then `rms_norm(x, weight, epsilon, out)`."""
     width = x.shape[1]
@@ -84,7 +84,7 @@ def add_rms_norm(x: Array, more: Array, weight: Array, epsilon: np.float32, out:
             to[i] = sums[i] * factor * weight[i]
 
 
-@_kernel
+@compiled
 def rotate(x: Array, cosine: Array, sine: Array, heads: int) -> None:
     """Rotary embedding of the first heads of rows `[rows, all heads, width]`, in place.
 
@@ -100,7 +100,7 @@ def rotate(x: Array, cosine: Array, sine: Array, heads: int) -> None:
                 x[row, head, half + i] = second * cosine[row, half + i] + first * sine[row, half + i]
 
 
-@_kernel
+@compiled
 def store(slots: npt.NDArray[np.int64], rows: Array, pool: Array) -> None:
     """`pool[slots] = rows` for rows `[rows, heads, width]`, whatever their strides."""
     for row in range(rows.shape[0]):
@@ -110,7 +110,7 @@ def store(slots: npt.NDArray[np.int64], rows: Array, pool: Array) -> None:
                 pool[slot, head, i] = rows[row, head, i]
 
 
-@_kernel
+@compiled
 def silu_product(gate_up: Array, out: Array) -> None:
     """`out = silu(gate) * up` with the two side by side in rows `[rows, 2 * width]`."""
     width = out.shape[1]
@@ -140,7 +140,7 @@ def _exp(x: np.float32) -> np.float32:
     return value * _as_float((_i(power) + _i(127)) << _i(23))
 
 
-@_kernel
+@compiled
 def quantize_rows(
     x: Array, offset: np.float32, high: npt.NDArray[np.uint8], low: npt.NDArray[np.uint8], scale: Array
 ) -> None:
@@ -161,7 +161,7 @@ def quantize_rows(
             seconds[i] = np.uint8(_i((value - _f(digit)) * _f(256)))
 
 
-@_kernel
+@compiled
 def join_digits(products: Array, scale: Array) -> None:
     """The products of high and low digits `[2, rows, width]` as one, in place in the first: `(high + low / 256) * scale`."""
     width = products.shape[2]

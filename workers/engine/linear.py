@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from workers.engine import cpu_threads
 from workers.engine.memory import large_pages
 from workers.engine.single_row import Arena, Memory, SingleRow
 
@@ -66,7 +67,7 @@ class MklLinear(nn.Module):
 
     def keep_for_single_rows(self, weight: Tensor, memory: Memory = torch.empty) -> None:
         """Take a second copy of the weight `[out, in]` in the layout for one row, if that has the same bits here."""
-        if self.bias is not None:
+        if self.bias is not None or not cpu_threads.AVAILABLE:
             return  # MKL adds it first.
         single = SingleRow(weight, memory)
         x = torch.linspace(0, 50, 2 * self.in_features).cos().view(2, -1)

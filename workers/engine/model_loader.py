@@ -147,7 +147,7 @@ def _checked(
     packed = device.type == "cpu" and linear.can_pack(dtype)
     activations = None
     if settings.quantize == INT8:
-        activations = quantize_linears(model)
+        activations = quantize_linears(model, spare_bytes=single_row_bytes(settings.workers))
         exact, reference = reference, whole_logits(model, vocab_size)
         check_quantization(reference, exact)
     elif packed:

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from workers.engine import cpu_kernels
+from workers.engine.byte_product import MOST_ROWS, ByteProduct, serves
 
-Quantized = tuple[Tensor, npt.NDArray[np.float32]]
+Digits = npt.NDArray[np.uint8]
+Quantized = tuple[Digits, npt.NDArray[np.float32]]
 
 _LARGEST = 127
 _ZERO_POINT = 128
@@ -58,7 +60,13 @@ class QuantizedLinear(nn.Module):
     bias: Tensor | None
     _zero_points: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, activations: Activations) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, activations: Activations, *, second_copy: bool = False
+    ) -> None:
+        """
+        Args:
+            second_copy: keep the weight once more for products of few rows.
+        """
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self._activations = activations
@@ -67,14 +75,20 @@ class QuantizedLinear(nn.Module):
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("_zero_points", torch.zeros(self.out_features, dtype=torch.long), persistent=False)
         self.register_buffer("bias", None if bias is None else bias.detach().float(), persistent=False)
+        self._few_rows = ByteProduct(quantized, scale, _ZERO_POINT) if second_copy and serves(self.in_features) else None
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
             return x.new_empty(*x.shape[:-1], self.out_features)
         digits, scales = self._activations.quantize(x)
-        products = _product(digits, self.weight, self.scale, self._zero_points)
-        cpu_kernels.join_digits(products.numpy().reshape(2, -1, self.out_features), scales)
-        product = products[0]
+        if self._few_rows is not None and 2 * len(scales) <= MOST_ROWS:
+            products = self._few_rows(digits.reshape(-1, self.in_features)).reshape(2, -1, self.out_features)
+        else:
+            products = _product(
+                torch.from_numpy(digits.reshape(-1, self.in_features)), self.weight, self.scale, self._zero_points
+            ).view(2, -1, self.out_features).numpy()
+        cpu_kernels.join_digits(products, scales)
+        product = torch.from_numpy(products[0]).view(*x.shape[:-1], self.out_features)
         return product if self.bias is None else product.add_(self.bias)
 
 
@@ -85,7 +99,7 @@ def quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_rows(x: Tensor) -> Quantized:
-    """Of `[..., in]`: the two digits `[2, ..., in]` in uint8, and the scales of the rows `[rows]`.
+    """Of `[..., in]`: the two digits of the rows `[2, rows, in]`, and the rows' scales `[rows]`.
 
     `x` is close to `scale * ((high - 128) + (low - 128) / 256)`.
     """
@@ -93,7 +107,7 @@ def quantize_rows(x: Tensor) -> Quantized:
     digits = np.empty((2, *rows.shape), dtype=np.uint8)
     scales = np.empty(len(rows), dtype=np.float32)
     cpu_kernels.quantize_rows(rows, _OFFSET, digits[0], digits[1], scales)
-    return torch.from_numpy(digits.reshape(2, *x.shape)), scales
+    return digits, scales
 
 
 def _product(values: Tensor, weight: Tensor, scale: Tensor, zero_points: Tensor) -> Tensor:
@@ -124,13 +138,22 @@ def int8_obstacle() -> str | None:
 
 
 @torch.inference_mode()
-def quantize_linears(model: nn.Module) -> Activations:
-    """Replace the model's dense layers in place; a weight that nothing else uses is freed as it is quantized."""
+def quantize_linears(model: nn.Module, *, spare_bytes: int = 0) -> Activations:
+    """Replace the model's dense layers in place; a weight that nothing else uses is freed as it is quantized.
+
+    Args:
+        spare_bytes: memory for second copies of weights, which make small steps faster: all of them or none.
+    """
     activations = Activations()
+    size = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear | Conv1D))
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, QuantizedLinear(child.weight, child.bias, activations))
+                weight = child.weight
             elif type(child) is Conv1D:
-                setattr(parent, name, QuantizedLinear(child.weight.t(), child.bias, activations))
+                weight = child.weight.t()
+            else:
+                continue
+            layer = QuantizedLinear(weight, child.bias, activations, second_copy=size <= spare_bytes)
+            setattr(parent, name, layer)
     return activations

@@ -1,28 +1,35 @@
-"""One row times a weight, read nearly as fast as the memory gives it, with the bits of MKL's product of several rows.
+"""One row times a weight, read as fast as the memory gives it, with the bits of MKL's product of several rows.
 
 A product of one row reads its weight once and computes next to nothing, and a core that reads one stream of memory waits
-for most of it. MKL's packed weight is one stream. Here the weight lies in eight, and the rows of a table that are added
-up one after the other, times an element of the row each, come from all of them in turn: `embedding_bag`'s kernel does
-just that. It adds in the order of MKL's product: blocks of inputs, and then the sums of the blocks.
+for most of it. MKL's packed weight is one stream. Here the weight lies in panels of a few outputs, and a core reads
+several of them at once, far from each other. It adds in the order of MKL's product: blocks of inputs, and then the sums
+of the blocks.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
+from numba import carray
 from torch import Tensor
+
+from workers.engine import cpu_threads
+from workers.engine.cpu_kernels import compiled
 
 Memory = Callable[[int], Tensor]
 
+_PANEL = 64
+"""Outputs that lie side by side."""
 _STREAMS = 8
-_WIDTHS = (192, 256, 160, 128, 224, 320, 96, 64)
-"""Outputs that are computed together, the best first. Whichever divides a layer's outputs saves a copy."""
 _BLOCK = 384
 """MKL adds up blocks of at most so many inputs, equally many in each, ..."""
 _BLOCK_STEP = 4
 """... a multiple of this."""
+_f = np.float32
 
 
 class SingleRow:
@@ -34,23 +41,20 @@ class SingleRow:
             memory: gives room for a number of float32.
         """
         self._outputs, inputs = weight.shape
-        width = next((width for width in _WIDTHS if self._outputs % width == 0), _WIDTHS[0])
-        self._panels = -(-self._outputs // width)
-        padded = torch.nn.functional.pad(weight.detach(), (0, 0, 0, self._panels * width - self._outputs))
-        rows = padded.view(self._panels, width, inputs).transpose(1, 2).reshape(-1, width)
-        order, self._places, self._bags = _layout(self._panels, inputs)
-        self._table = memory(rows.numel()).view(rows.shape)
-        torch.index_select(rows, 0, order, out=self._table)
-        self._shape = (self._panels, -1, width)
-        self._exact = self._panels * width == self._outputs
+        panels = -(-self._outputs // _PANEL)
+        padded = torch.nn.functional.pad(weight.detach(), (0, 0, 0, panels * _PANEL - self._outputs))
+        self._table = memory(padded.numel()).view(panels, inputs, _PANEL)
+        self._table.copy_(padded.view(panels, _PANEL, inputs).transpose(1, 2))
+        blocks = -(-inputs // _BLOCK)
+        size = -(-inputs // (blocks * _BLOCK_STEP)) * _BLOCK_STEP
+        self._body = _body()
+        self._shape = np.array([self._table.data_ptr(), panels, inputs, size, self._outputs], dtype=np.intp)
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[1, 1, in]` to `[1, 1, out]`."""
-        # A row of the table is one input of one panel. `repeat` would make the same of many small operations.
-        factors = x.expand(1, self._panels, -1).reshape(-1)
-        sums = torch.embedding_bag(self._table, self._places, self._bags, False, 0, False, factors, False)[0]
-        answer = sums.view(self._shape).sum(1).view(1, 1, -1)
-        return answer if self._exact else answer[..., : self._outputs]
+        out = np.empty((1, 1, self._outputs), dtype=np.float32)
+        _run(self._body, self._shape, x.numpy()[0, 0], out[0, 0], torch.get_num_threads())
+        return torch.from_numpy(out)
 
 
 class Arena:
@@ -66,14 +70,48 @@ class Arena:
         return self._array[first : self._taken] if self._taken <= len(self._array) else torch.empty(count)
 
 
+@compiled
+def _run(body: int, shape: Any, x: Any, out: Any, threads: int) -> None:
+    arguments = np.empty(7, dtype=np.intp)
+    arguments[:5] = shape
+    arguments[5] = x.ctypes.data
+    arguments[6] = out.ctypes.data
+    cpu_threads.parallel(body, arguments.ctypes.data, threads, 0)
+
+
+def _part(arguments: Any) -> None:
+    """A thread's share of the panels."""
+    panels, inputs, block, outputs = arguments[1], arguments[2], arguments[3], arguments[4]
+    table = carray(cpu_threads.pointer(arguments[0], _f(0)), (panels, inputs, _PANEL))
+    x = carray(cpu_threads.pointer(arguments[5], _f(0)), (inputs,))
+    out = carray(cpu_threads.pointer(arguments[6], _f(0)), (outputs,))
+    number, count = cpu_threads.thread_number(), cpu_threads.thread_count()
+    begin, end = panels * number // count, panels * (number + 1) // count
+    apart = (end - begin + _STREAMS - 1) // _STREAMS
+    sums, block_sums = np.empty((_STREAMS, _PANEL), dtype=np.float32), np.empty((_STREAMS, _PANEL), dtype=np.float32)
+    for first in range(begin, begin + apart):
+        streams = (end - first + apart - 1) // apart
+        sums[:] = 0
+        done = 0
+        while done < inputs:
+            stop = min(done + block, inputs)
+            block_sums[:] = 0
+            for k in range(done, stop):
+                factor = x[k]
+                for stream in range(streams):
+                    row, to = table[first + stream * apart, k], block_sums[stream]
+                    for i in range(_PANEL):
+                        to[i] += factor * row[i]
+            for stream in range(streams):
+                for i in range(_PANEL):
+                    sums[stream, i] += block_sums[stream, i]
+            done = stop
+        for stream in range(streams):
+            place = (first + stream * apart) * _PANEL
+            for i in range(min(_PANEL, outputs - place)):
+                out[place + i] = sums[stream, i]
+
+
 @functools.cache
-def _layout(panels: int, inputs: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Shared by all layers of a size: which rows lie one after the other, the place of each, where each sum begins."""
-    count = panels * inputs
-    order = torch.cat([torch.arange(first, count, _STREAMS) for first in range(_STREAMS)])
-    places = torch.empty(count, dtype=torch.int32)
-    places[order] = torch.arange(count, dtype=torch.int32)
-    blocks = -(-inputs // _BLOCK)
-    size = -(-inputs // (blocks * _BLOCK_STEP)) * _BLOCK_STEP
-    bags = torch.arange(0, inputs, size)[None] + torch.arange(0, count, inputs)[:, None]
-    return order, places, bags.reshape(-1).to(torch.int32)
+def _body() -> int:
+    return cpu_threads.thread_body(_part)

@@ -1,0 +1,76 @@
+"""Kernels of Numba in torch's own threads.
+
+Numba would run parallel loops in threads of its own. Threads of either pool spin for a while when their work is done, so
+that two pools take the cores from each other. Here the bodies of loops go to the OpenMP library that torch has loaded, by
+the function that compilers call for `#pragma omp parallel`, and share torch's threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+_PARALLEL, _NUMBER, _COUNT = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
+
+
+def _find() -> bool:
+    """Make the functions of torch's OpenMP library known to compiled code."""
+    folder = str(Path(torch.__file__).parent)
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    paths = {line.split(maxsplit=5)[-1] for line in lines if folder in line and "omp" in line}
+    for path in sorted(paths):
+        library = ctypes.CDLL(path)
+        if all(hasattr(library, name) for name in (_PARALLEL, _NUMBER, _COUNT)):
+            for name in (_PARALLEL, _NUMBER, _COUNT):
+                address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+                llvmlite.binding.add_symbol(name, address)
+            return True
+    return False
+
+
+AVAILABLE = _find()
+"""Whether `run` can be called: torch has an OpenMP library of its own, as its builds for Linux have."""
+
+parallel = types.ExternalFunction(_PARALLEL, types.void(types.intp, types.intp, types.uint32, types.uint32))
+thread_number = types.ExternalFunction(_NUMBER, types.int32())
+thread_count = types.ExternalFunction(_COUNT, types.int32())
+
+
+def thread_body(part: Callable[[Any], None]) -> int:
+    """Compile what each thread of a parallel region does, given a pointer to integers of 64 bits, and give its address."""
+    options: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
+    signature = types.void(types.CPointer(types.intp))
+    try:
+        compiled_part = numba.cfunc(signature, cache=True, **options)(part)
+    except RuntimeError:
+        compiled_part = numba.cfunc(signature, **options)(part)  # See `cpu_kernels.compiled`.
+    _KEPT.append(compiled_part)
+    address: int = compiled_part.address
+    return address
+
+
+_KEPT: list[Any] = []
+
+
+@intrinsic  # type: ignore[misc]
+def pointer(_context: Any, address: Any, like: Any) -> Any:
+    """An address as a pointer to numbers of the type of `like`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like)(address, like), generate
