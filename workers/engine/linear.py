@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from workers.engine import cpu_threads
 from workers.engine.memory import large_pages
-from workers.engine.single_row import Arena, Memory, SingleRow
+from workers.engine.few_rows import MOST_ROWS, Arena, FewRows, Memory
 
 _PACKED_ROWS = 64
 """MKL's layout is chosen for a number of rows. This one serves all of them well; that for a single row has other sums."""
@@ -46,16 +46,14 @@ class MklLinear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
         # Of the unpacked weight the product wants the shape only.
         self.register_buffer("_shape", torch.empty(1).expand(weight.shape), persistent=False)
-        self._single: SingleRow | None = None
+        self._few_rows: FewRows | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.numel() // self.in_features
-        if rows == 1 and self._single is not None:
-            if x.dim() == 3:
-                return self._single(x)
-            return self._single(x.reshape(1, 1, -1)).view(*x.shape[:-1], -1)
         if rows == 0:
             return x.new_empty(*x.shape[:-1], self.out_features)
+        if self._few_rows is not None and rows <= MOST_ROWS:
+            return self._few_rows(x.contiguous())
         # The last argument claims that the weight was packed for this number of rows; otherwise it would not be used.
         product: Tensor = _mkl_linear(x, self.weight, self._shape, self.bias, rows)
         return product
@@ -63,16 +61,16 @@ class MklLinear(nn.Module):
     @property
     def copied(self) -> bool:
         """Whether there is a copy of the weight for single rows."""
-        return self._single is not None
+        return self._few_rows is not None
 
-    def keep_for_single_rows(self, weight: Tensor, memory: Memory = torch.empty) -> None:
+    def keep_for_few_rowss(self, weight: Tensor, memory: Memory = torch.empty) -> None:
         """Take a second copy of the weight `[out, in]` in the layout for one row, if that has the same bits here."""
         if self.bias is not None or not cpu_threads.AVAILABLE:
             return  # MKL adds it first.
-        single = SingleRow(weight, memory)
-        x = torch.linspace(0, 50, 2 * self.in_features).cos().view(2, -1)
-        if torch.equal(single(x[1].view(1, 1, -1)).view(-1), self(x)[1]):
-            self._single = single
+        few_rows = FewRows(weight, memory)
+        x = torch.linspace(0, 50, 3 * self.in_features).cos().view(3, -1)
+        if torch.equal(few_rows(x), self(x)):
+            self._few_rows = few_rows
 
 
 class OneDnnLinear(nn.Module):
@@ -156,5 +154,5 @@ def pack_linears(model: nn.Module, *, spare_bytes: int = 0) -> None:
                 continue
             layer = pack(weight, child.bias)
             if memory is not None and isinstance(layer, MklLinear):
-                layer.keep_for_single_rows(weight, memory)
+                layer.keep_for_few_rowss(weight, memory)
             setattr(parent, name, layer)
