@@ -129,9 +129,8 @@ def check_runner(runner: ModelRunner, reference: FloatArray, rounded: Rounding) 
     # A NaN compares false: it must not pass.
     if outliers > rounded.outliers or (outliers and not errors.max() <= OUTLIER_LIMIT):
         raise ModelRefused(
-            f"the engine's logits differ from the model's own in {outliers} of {TOKENS} places, by up to {errors.max():.2g} of "
-            f"their spread where rounding makes {rounded.rows.max():.2g}: this kind of model computes something the engine "
-            "does not know"
+            f"the engine's logits differ from the model's own in {outliers} of {TOKENS} places, by {errors.max():.2g} of their "
+            f"spread (rounding: {rounded.rows.max():.2g}): it computes something the engine does not know"
         )
 
 
