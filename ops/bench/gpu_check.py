@@ -32,6 +32,7 @@ from workers.engine.engine import Engine
 from workers.engine.main import load
 from workers.engine.model_runner import TransformersRunner
 from workers.engine.plan import FloatArray, Row, StepPlan
+from workers.engine.self_check import row_errors
 from workers.engine.sequence import Sequence
 
 SECONDS = 420.0
@@ -42,9 +43,10 @@ STEPS = 24
 WIDTHS = {"cuda": (1, 8, 32, 64, 128), "cpu": (1, 4)}
 PREFILLS = {"cuda": (512, 2048), "cpu": (128,)}
 ANSWER = {"cuda": 128, "cpu": 24}
-# What may differ, in standard deviations of the logits, and how much of the tokens must agree.
-EAGER_DIFFERENCE = {"cuda": 0.2, "cpu": 1e-3}
-GRAPH_DIFFERENCE = {"cuda": 0.1, "cpu": 1e-5}
+# What may differ, as the root mean square of a row of logits in its standard deviations, and how much of the tokens must agree.
+# Of rounding to bfloat16 such models make 0.014 (on CPU, 16 layers, narrower ones), of neighbours' keys 0.08 and more.
+EAGER_DIFFERENCE = {"cuda": 0.05, "cpu": 1e-3}
+GRAPH_DIFFERENCE = {"cuda": 0.05, "cpu": 1e-5}
 RESUMED_SHARE = {"cuda": 0.8, "cpu": 1.0}
 
 
@@ -104,7 +106,7 @@ class _Run:
 
         plain, _ = self._load(cuda_graphs=[0], overlap=False)
         by_kernel = forced_logits(plain, forced)
-        self._check("paged against eager", EAGER_DIFFERENCE[device], lambda: _difference(by_kernel, eager))
+        self._check("paged against eager", EAGER_DIFFERENCE[device], lambda: _error(by_kernel, eager))
         self._measure(plain, report.decode_plain, "plain decode", overlap=False)
         del plain
         gpu_model.release()
@@ -112,7 +114,7 @@ class _Run:
         runner, seconds = self._load()
         report.load_seconds = seconds
         graphs = "graphs against none"
-        self._check(graphs, GRAPH_DIFFERENCE[device], lambda: _difference(forced_logits(runner, forced), by_kernel))
+        self._check(graphs, GRAPH_DIFFERENCE[device], lambda: _error(forced_logits(runner, forced), by_kernel))
         jobs = [self._job(f"{i}", forced[i % 3][i : i + 50], i) for i in range(12)]
         ahead = self._answers(runner, jobs)
         self._check(
@@ -247,9 +249,9 @@ def forced_logits(runner: TransformersRunner, rows: list[list[int]]) -> FloatArr
     return np.stack(found, axis=1)
 
 
-def _difference(found: FloatArray, expected: npt.NDArray[np.float32]) -> float:
-    """The largest, in standard deviations of the logits."""
-    return float(np.abs(found - expected).max() / expected.std())
+def _error(found: FloatArray, expected: npt.NDArray[np.float32]) -> float:
+    """The largest of all rows."""
+    return float(row_errors(found, expected).max())
 
 
 def _agreement(found: dict[str, list[int]], expected: dict[str, list[int]]) -> float:

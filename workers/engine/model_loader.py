@@ -40,11 +40,11 @@ from workers.engine.model_runner import TransformersRunner
 from workers.engine.quantize import quantize_linears
 from workers.engine.quantized_weights import INT8
 from workers.engine.self_check import (
-    INT8_TOLERANCE,
-    TOLERANCE,
+    INT8_ROUNDING,
     check_quantization,
     check_runner,
     eager_logits,
+    rounding,
     whole_logits,
 )
 from workers.engine.weights import load_config, load_weights
@@ -132,6 +132,7 @@ def _checked(
     """The runner over a loaded model, once it has computed what the model does."""
     vocab_size = model.config.get_text_config().vocab_size
     reference = eager_logits(model, vocab_size)
+    rounded = rounding(model, dtype, vocab_size, reference)
     model.set_attn_implementation(IMPLEMENTATION)
     batch_size = settings.max_batch_size or DEFAULT_BATCH_SIZE[device.type]
     if device.type == "cuda":
@@ -150,6 +151,7 @@ def _checked(
         activations = quantize_linears(model, spare_bytes=single_row_bytes(settings.workers))
         exact, reference = reference, whole_logits(model, vocab_size)
         check_quantization(reference, exact)
+        rounded = INT8_ROUNDING
     elif packed:
         linear.pack_linears(model, spare_bytes=single_row_bytes(settings.workers))
     lora, adapters = None, None
@@ -202,7 +204,7 @@ def _checked(
             activations=activations,
         )
     progress("warming up: checking the engine against the model", 0.9)
-    check_runner(runner, reference, TOLERANCE[dtype] if activations is None else INT8_TOLERANCE)
+    check_runner(runner, reference, rounded)
     progress("ready", 1.0)
     return runner
 

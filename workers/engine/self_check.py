@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from common.parameters import GenerationParameters
@@ -15,13 +18,37 @@ from workers.engine.sequence import Sequence
 from workers.engine.whole_attention import WholeAttention
 
 TOKENS = 24
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
-"""Largest difference of two logits, in standard deviations of a row of logits."""
-INT8_TOLERANCE = 0.05
-"""The same where activations are quantized: rounding tips some of them over to the next value."""
+TIPPED = 8
+"""Forwards that find out what rounding to half precision makes of them (see `rounding`)."""
+FACTOR = 1.5
+"""How many times as much as rounding makes of it a row of logits may be off, the outliers aside.
+
+In bfloat16 and float16 small models of 92 types, and 600 mixtures, stay within 1.0. In bfloat16 a wrong position, window,
+sink or cap makes 2 and more, attention's scale 20 % off 9.8 in SmolLM2-135M and 1.7 to 6 in small dense models. What makes
+less, as that scale in one of 30 layers (0.8), no bound tells from rounding.
+"""
+OUTLIERS, OUTLIER_LIMIT = 2, 1.0
+"""In half precision so many rows may be off by up to this limit: rounding sends single tokens of a mixture to other experts,
+which was seen to make 0.6. Rows that have nothing in common differ by 1.4."""
 
 QUANTIZATION_TOLERANCE = 0.2
 """Root mean square of what 8-bit weights change, in standard deviations of the logits. SmolLM2-135M: 0.06."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What rounding alone may make of the check's logits."""
+
+    rows: FloatArray
+    """Of each row, as `row_errors` tells it, `[TOKENS]`."""
+    outliers: int = 0
+    """Rows that may be off by more."""
+
+
+FLOAT32_ROUNDING = Rounding(np.full(TOKENS, 3e-4, dtype=np.float32))
+"""Measured: 1e-5 in SmolLM2-135M and small models of 92 types; attention's scale 10 % off makes 0.013 and more."""
+INT8_ROUNDING = Rounding(np.full(TOKENS, 0.01, dtype=np.float32))
+"""The same where activations are quantized. Measured: 0.0025 in SmolLM2-135M, below 0.0003 in small models."""
 
 
 def check_ids(vocab_size: int) -> list[int]:
@@ -45,11 +72,46 @@ def whole_logits(model: PreTrainedModel, vocab_size: int) -> FloatArray:
     return logits
 
 
-def check_runner(runner: ModelRunner, reference: FloatArray, tolerance: float) -> None:
+def row_errors(found: FloatArray, expected: FloatArray) -> FloatArray:
+    """Root mean square of the difference of each row, in standard deviations of the row expected: `[rows]`."""
+    error: FloatArray = np.sqrt(np.square(found - expected).mean(axis=-1)) / np.maximum(expected.std(axis=-1), 1e-6)
+    return error
+
+
+def rounding(model: PreTrainedModel, dtype: torch.dtype, vocab_size: int, reference: FloatArray) -> Rounding:
+    """What rounding makes of this model's logits.
+
+    In half precision that is a matter of the model: bfloat16 puts rows off by 0.01 to 0.6, in the engine as in the model's
+    own forward. So it is measured: the embeddings are tipped by their last bit, this way and that, and the largest change of
+    each row counts.
+
+    Args:
+        model: with eager attention.
+        dtype: of what its layers hand on; quantized weights have another.
+        reference: its `eager_logits`.
+    """
+    if dtype == torch.float32:
+        return FLOAT32_ROUNDING
+    generator = torch.Generator().manual_seed(0)
+    last_bit = torch.finfo(dtype).eps
+
+    def tip(_module: nn.Module, _given: object, embeddings: Tensor) -> Tensor:
+        signs = torch.randint(0, 2, embeddings.shape, generator=generator).to(embeddings) * 2 - 1
+        return embeddings * (1 + last_bit * signs)
+
+    hook = model.get_input_embeddings().register_forward_hook(tip)
+    try:
+        changes = [row_errors(eager_logits(model, vocab_size), reference) for _ in range(TIPPED)]
+    finally:
+        hook.remove()
+    return Rounding(np.maximum(np.max(changes, axis=0), FLOAT32_ROUNDING.rows), OUTLIERS)
+
+
+def check_runner(runner: ModelRunner, reference: FloatArray, rounded: Rounding) -> None:
     """Run the check's tokens through the runner, in two chunks and then one by one beside a second sequence.
 
     Args:
-        tolerance: one of the constants above.
+        rounded: what rounding makes of `reference`.
 
     Raises:
         ModelRefused: the logits differ from `reference` by more than rounding.
@@ -62,14 +124,13 @@ def check_runner(runner: ModelRunner, reference: FloatArray, tolerance: float) -
     for start, count in [(0, 9), (9, 8), *((position, 1) for position in range(17, TOKENS))]:
         rows = [Row(beside, start, count, logits=1), Row(checked, start, count, logits=count)]
         found.append(runner.forward(StepPlan(rows))[1:].copy())
-    logits = np.concatenate(found)
-    spread = float(reference.std(axis=-1).max())
-    difference = float(np.abs(logits - reference).max())
+    errors = row_errors(np.concatenate(found), reference)
+    outliers = TOKENS - int(np.count_nonzero(errors <= FACTOR * rounded.rows))
     # A NaN compares false: it must not pass.
-    if not difference <= tolerance * max(spread, 1e-6):
+    if outliers > rounded.outliers or (outliers and not errors.max() <= OUTLIER_LIMIT):
         raise ModelRefused(
-            f"the engine's logits differ from the model's own by {difference:.3g} where they spread over {spread:.3g}: "
-            "this kind of model computes something the engine does not know"
+            f"the engine's logits differ from the model's own in {outliers} of {TOKENS} places, by {errors.max():.2g} of their "
+            f"spread (rounding: {rounded.rows.max():.2g}): it computes something the engine does not know"
         )
 
 

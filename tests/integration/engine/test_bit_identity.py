@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 import torch
 
+from common.settings import Settings
+from ops.tiny_models import tiny_options
+from workers.engine.model_loader import load_runner
 from workers.engine.model_runner import TransformersRunner
 from workers.engine.plan import Row, StepPlan
+from workers.engine.random_model import write_random_model
 
 if TYPE_CHECKING:
     from tests.integration.engine.conftest import Driver
@@ -104,3 +110,34 @@ def test_only_the_rows_asked_for_are_returned_in_plan_order(
     assert np.array_equal(logits[1:], whole[27:])
     assert runner.forward(StepPlan([Row(silent, 0, 20, 0)])).shape == (0, runner.vocab_size)
     driver.free(long, short, silent)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_small_models_in_bfloat16_do_so_too(family: str, model_folder: Path) -> None:
+    from tests.integration.engine.conftest import Driver
+
+    write_random_model(model_folder, family, tiny_options(family))
+    settings = Settings.of(
+        model_id=str(model_folder), engine_threads=1, max_batch_total_tokens=16_384, device="cpu", dtype="bfloat16"
+    )
+    driver = Driver(load_runner(settings, lambda stage, fraction: None))
+    _assert_same_bits(driver, [3 + (i * i * 7 + 13 * i) % 190 for i in range(150)])
+
+
+def _assert_same_bits(driver: Driver, ids: list[int]) -> None:
+    """150 ids whole, in chunks, decoded in company, and resumed."""
+    whole = driver.whole(ids)
+    assert np.array_equal(driver.in_chunks(ids, [1, 63, 2, 40, 44]), whole)
+    mine, others = driver.sequence(ids), [driver.sequence(ids[i : i + 70]) for i in range(40)]
+    found = [driver.step((others[0], 9), (mine, 100))[1]]
+    found += [driver.step(*[(other, 1) for other in others[: i * 4]], (mine, 1))[-1] for i in range(10)]
+    driver.free(mine, *others)
+    assert np.array_equal(np.concatenate(found), whole[:110])
+    first = driver.sequence(ids[:60])
+    (logits,) = driver.step((first, 60))
+    rows = [logits[-1]]
+    for _ in range(12):
+        first.ids.append(int(rows[-1].argmax()))
+        rows.append(driver.step((first, 1))[0][0])
+    driver.free(first)
+    assert np.array_equal(driver.whole(list(first.ids))[59:], np.stack(rows))
