@@ -24,18 +24,18 @@ MOST_ROWS = 16
 
 
 class ByteProduct:
-    """`(x - zero_point) @ weight.T * scale` for uint8 rows and int8 weights `[out, in]`, both padded to whole instructions."""
+    """`(x - zero_point) @ weight.T * scale` for few rows, with the memory of a second copy of the weight."""
 
     def __init__(self, weight: Tensor, scale: Tensor, zero_point: int) -> None:
         """
         Args:
-            weight: int8 `[out, in]`.
+            weight: int8 `[out, in]`, of inputs that `serves` knows.
             scale: of each output, float32 `[out]`.
             zero_point: of the rows.
         """
         outputs, inputs = weight.shape
-        blocks, steps = -(-outputs // LANES), -(-inputs // STEP_BYTES)
-        padded = torch.nn.functional.pad(weight, (0, steps * STEP_BYTES - inputs, 0, blocks * LANES - outputs))
+        blocks, steps = -(-outputs // LANES), inputs // STEP_BYTES
+        padded = torch.nn.functional.pad(weight, (0, 0, 0, blocks * LANES - outputs))
         ordered = padded.view(blocks, LANES, steps, STEP_BYTES).transpose(1, 2).contiguous()
         self._table: npt.NDArray[np.int8] = ordered.numpy()
         # What the zero point adds to each sum.
@@ -48,14 +48,14 @@ class ByteProduct:
         )
 
     def __call__(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        """`[rows, in]` to `[rows, out]`; contiguous, `in` a multiple of four."""
+        """Contiguous `[rows, in]` to `[rows, out]`."""
         out = np.empty((len(rows), self._outputs), dtype=np.float32)
         _run(_body(), self._shape, rows, out, torch.get_num_threads())
         return out
 
 
 def serves(inputs: int) -> bool:
-    """Whether rows of so many inputs can be multiplied here."""
+    """Whether rows of so many inputs can be multiplied by this processor."""
     instruction = all(FEATURES.get(name, False) for name in ("avx512f", "avx512vnni"))
     return inputs % STEP_BYTES == 0 and cpu_threads.AVAILABLE and instruction
 

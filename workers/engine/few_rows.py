@@ -1,7 +1,7 @@
 """Few rows times a weight in float32, read as fast as the memory gives it, with the bits of MKL's product of many rows.
 
 MKL's packed weight is one stream of memory, and its product computes whole tiles of rows. `cpu_tiles` does better for few
-of them. It adds in the order of MKL's product: blocks of inputs, and then the sums of the blocks.
+of them. It adds in the order of MKL's product: to the bias the sums of blocks of inputs, one after the other.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _BLOCK_STEP = 4
 
 
 class FewRows:
-    """`x @ weight.T` for few rows, with the memory of a second copy of the weight `[out, in]`; float32."""
+    """`x @ weight.T + bias` for few rows, with the memory of a second copy of the weight `[out, in]`; float32."""
 
-    def __init__(self, weight: Tensor, memory: Memory = torch.empty) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, memory: Memory = torch.empty) -> None:
         """
         Args:
             memory: gives room for a number of float32.
@@ -44,8 +44,11 @@ class FewRows:
         self._table.copy_(padded.view(blocks, LANES, inputs).transpose(1, 2))
         parts = -(-inputs // _BLOCK)
         size = -(-inputs // (parts * _BLOCK_STEP)) * _BLOCK_STEP
+        self._bias = weight.new_zeros(self._outputs) if bias is None else bias.detach().contiguous()
         self._body = _body()
-        self._shape = np.array([self._table.data_ptr(), blocks, inputs, size, self._outputs], dtype=np.intp)
+        self._shape = np.array(
+            [self._table.data_ptr(), blocks, inputs, size, self._outputs, self._bias.data_ptr()], dtype=np.intp
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[..., in]`, contiguous, to `[..., out]`."""
@@ -71,17 +74,18 @@ class Arena:
 
 @compiled
 def _run(body: int, shape: Any, x: int, out: int, rows: int, threads: int) -> None:
-    arguments = np.empty(8, dtype=np.intp)
-    arguments[:5] = shape
-    arguments[5], arguments[6], arguments[7] = x, out, rows
+    arguments = np.empty(9, dtype=np.intp)
+    arguments[:6] = shape
+    arguments[6], arguments[7], arguments[8] = x, out, rows
     cpu_threads.parallel(body, arguments.ctypes.data, threads, 0)
 
 
 def _part(arguments: Any) -> None:
     """A thread's share of the blocks."""
-    table, x, rows = arguments[0], arguments[5], arguments[7]
+    table, x, rows = arguments[0], arguments[6], arguments[8]
     blocks, inputs, part, outputs = arguments[1], arguments[2], arguments[3], arguments[4]
-    out = carray(cpu_threads.pointer(arguments[6], np.float32(0)), (rows, outputs))
+    bias = carray(cpu_threads.pointer(arguments[5], np.float32(0)), (outputs,))
+    out = carray(cpu_threads.pointer(arguments[7], np.float32(0)), (rows, outputs))
     number, count = cpu_threads.thread_number(), cpu_threads.thread_count()
     begin, end = blocks * number // count, blocks * (number + 1) // count
     streams = streams_of(rows)
@@ -103,7 +107,7 @@ def _part(arguments: Any) -> None:
                         break
                     for i in range(tile):
                         for lane in range(min(LANES, outputs - place)):
-                            before = out[row + i, place + lane] if done else np.float32(0)
+                            before = out[row + i, place + lane] if done else bias[place + lane]
                             out[row + i, place + lane] = before + sums[stream, i, lane]
 
 

@@ -3,8 +3,8 @@
 The product behind `nn.Linear` picks its kernel, and with it the order of summation, by the number of rows: a token's
 result would change with the size of its batch. Over a weight that is packed beforehand the order is the packed one's,
 and every row has the same bits in any company; being packed only once it is faster too. MKL's product takes large
-float32 layers, and where there is memory for it, a layout for single rows of its own reads the weight for one row nearly as
-fast as the memory allows; oneDNN's product takes the others.
+float32 layers, and where there is memory for a second copy of the weights, `few_rows` takes few rows of those; oneDNN's
+product takes the others.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from workers.engine.memory import large_pages
 from workers.engine.few_rows import MOST_ROWS, Arena, FewRows, Memory
 
 _PACKED_ROWS = 64
-"""MKL's layout is chosen for a number of rows. This one serves all of them well; that for a single row has other sums."""
+"""MKL's layout is chosen for a number of rows. This one serves all of them well; that for one row has other sums."""
 _SMALL = 1 << 16
 """MKL computes a single row of a layer with fewer weights in another order."""
 _NARROW = 16
 """The same of a layer with fewer outputs, for several rows too."""
+_ALIKE_ROWS = 32
+"""Where oneDNN sums bfloat16 in other orders for more rows (with AMX), it is given no more than these at once."""
 
 
 # The operator itself: choosing among its overloads costs as much as the call.
@@ -60,14 +62,14 @@ class MklLinear(nn.Module):
 
     @property
     def copied(self) -> bool:
-        """Whether there is a copy of the weight for single rows."""
+        """Whether there is a second copy of the weight, for few rows."""
         return self._few_rows is not None
 
-    def keep_for_few_rowss(self, weight: Tensor, memory: Memory = torch.empty) -> None:
-        """Take a second copy of the weight `[out, in]` in the layout for one row, if that has the same bits here."""
-        if self.bias is not None or not cpu_threads.AVAILABLE:
-            return  # MKL adds it first.
-        few_rows = FewRows(weight, memory)
+    def keep_for_few_rows(self, weight: Tensor, memory: Memory = torch.empty) -> None:
+        """Take a second copy of the weight `[out, in]` in the layout for few rows, if their product has the same bits here."""
+        if not cpu_threads.AVAILABLE:
+            return
+        few_rows = FewRows(weight, self.bias, memory)
         x = torch.linspace(0, 50, 3 * self.in_features).cos().view(3, -1)
         if torch.equal(few_rows(x), self(x)):
             self._few_rows = few_rows
@@ -89,11 +91,21 @@ class OneDnnLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
             return x.new_empty(*x.shape[:-1], self.out_features)
-        # A single row goes through another kernel: it gets company.
-        alone = x.numel() == self.in_features
-        rows = x.reshape(1, -1).expand(2, -1).contiguous() if alone else x
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
-        return product[:1].view(*x.shape[:-1], self.out_features) if alone else product
+        rows = x.numel() // self.in_features
+        if rows == 1:
+            # A single row goes through another kernel: it gets company.
+            twice = x.reshape(1, -1).expand(2, -1).contiguous()
+            return self.product(twice)[:1].view(*x.shape[:-1], self.out_features)
+        if rows > _ALIKE_ROWS and x.dtype == torch.bfloat16 and _order_depends_on_rows():
+            parts = torch.split(x.reshape(rows, -1), _ALIKE_ROWS)
+            # The last part may be a single row.
+            return torch.cat([self(part) for part in parts]).view(*x.shape[:-1], self.out_features)
+        return self.product(x)
+
+    def product(self, x: Tensor) -> Tensor:
+        """Of two rows or more, as oneDNN computes it."""
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return product
 
 
 PackedLinear = MklLinear | OneDnnLinear
@@ -112,6 +124,23 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype in (torch.float32, torch.bfloat16) and _computes(
         OneDnnLinear, torch.linspace(-1, 1, 96 * 160, dtype=torch.float32).sin().view(96, 160).to(dtype), (1, 2, 5, 16)
     )
+
+
+@functools.cache
+@torch.inference_mode()
+def _order_depends_on_rows() -> bool:
+    """Whether oneDNN sums a row of bfloat16 in another order when there are many of them."""
+    generator = torch.Generator().manual_seed(1)
+
+    def halves(rows: int) -> tuple[Tensor, Tensor]:
+        half = torch.randn(rows, 512, generator=generator).bfloat16()
+        return half, half.flip(1)
+
+    # Sums that cancel: all that is left of them is the order of their rounding, which bfloat16 would hide otherwise.
+    (x, turned), (weight, turned_weight) = halves(2 * _ALIKE_ROWS + 1), halves(576)
+    layer = OneDnnLinear(torch.cat([weight, -turned_weight], dim=1), None)
+    rows = torch.cat([x, turned], dim=1)
+    return not torch.equal(layer.product(rows[:_ALIKE_ROWS]), layer.product(rows)[:_ALIKE_ROWS])
 
 
 @functools.cache
@@ -139,7 +168,7 @@ def pack_linears(model: nn.Module, *, spare_bytes: int = 0) -> None:
     """Replace the model's dense layers in place; a weight that nothing else uses is freed as it is packed.
 
     Args:
-        spare_bytes: memory for second copies of weights, which make a step of one row faster: all of them or none.
+        spare_bytes: memory for second copies of weights, which make small steps faster: all of them or none.
     """
     size = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear | Conv1D))
     memory = Arena(large_pages(size)) if size * torch.float32.itemsize <= spare_bytes else None
@@ -154,5 +183,5 @@ def pack_linears(model: nn.Module, *, spare_bytes: int = 0) -> None:
                 continue
             layer = pack(weight, child.bias)
             if memory is not None and isinstance(layer, MklLinear):
-                layer.keep_for_few_rowss(weight, memory)
+                layer.keep_for_few_rows(weight, memory)
             setattr(parent, name, layer)

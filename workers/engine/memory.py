@@ -12,8 +12,8 @@ from torch import Tensor
 
 CPU_SHARE = 0.25
 """Part of the available memory that the cache takes on CPU by default. Only pages in use become real."""
-SINGLE_ROW_SHARE = 0.125
-"""Part of the available memory that second copies of weights may take on CPU (see `single_row`)."""
+SECOND_COPY_SHARE = 0.125
+"""Part of the available memory that second copies of weights may take on CPU (see `few_rows` and `byte_product`)."""
 CUDA_RESERVE = 256 << 20
 """Bytes left free on the GPU for what was not measured."""
 
@@ -23,9 +23,9 @@ def cpu_cache_bytes(workers: int) -> int:
     return int(available_memory() * CPU_SHARE / workers)
 
 
-def single_row_bytes(workers: int) -> int:
+def second_copy_bytes(workers: int) -> int:
     """How much one worker may spend on second copies of weights on CPU."""
-    return int(available_memory() * SINGLE_ROW_SHARE / workers)
+    return int(available_memory() * SECOND_COPY_SHARE / workers)
 
 
 def available_memory() -> int:

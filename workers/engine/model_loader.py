@@ -35,7 +35,7 @@ from workers.engine.layer_probe import LayerProbe, graph_bytes, probe_layers
 from workers.engine.load_progress import Progress, shown_bytes
 from workers.engine.lora import LoraStep, adaptable_layers, wrap_layers
 from workers.engine.lora_files import read_adapter
-from workers.engine.memory import cpu_cache_bytes, cuda_cache_bytes, single_row_bytes
+from workers.engine.memory import cpu_cache_bytes, cuda_cache_bytes, second_copy_bytes
 from workers.engine.model_runner import TransformersRunner
 from workers.engine.quantize import quantize_linears
 from workers.engine.quantized_weights import INT8
@@ -148,12 +148,12 @@ def _checked(
     packed = device.type == "cpu" and linear.can_pack(dtype)
     activations = None
     if settings.quantize == INT8:
-        activations = quantize_linears(model, spare_bytes=single_row_bytes(settings.workers))
+        activations = quantize_linears(model, spare_bytes=second_copy_bytes(settings.workers))
         exact, reference = reference, whole_logits(model, vocab_size)
         check_quantization(reference, exact)
         rounded = INT8_ROUNDING
     elif packed:
-        linear.pack_linears(model, spare_bytes=single_row_bytes(settings.workers))
+        linear.pack_linears(model, spare_bytes=second_copy_bytes(settings.workers))
     lora, adapters = None, None
     if settings.lora_adapters or settings.lora_folder is not None:
         lora = LoraStep(device)

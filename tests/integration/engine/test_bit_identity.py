@@ -112,6 +112,13 @@ def test_only_the_rows_asked_for_are_returned_in_plan_order(
     driver.free(long, short, silent)
 
 
+def test_the_default_model_in_bfloat16_does_so_too(prose: list[int]) -> None:
+    from tests.integration.engine.conftest import Driver
+
+    settings = Settings.of(engine_threads=1, max_batch_total_tokens=8192, device="cpu", dtype="bfloat16")
+    _assert_same_bits(Driver(load_runner(settings, lambda stage, fraction: None)), prose[:150])
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_small_models_in_bfloat16_do_so_too(family: str, model_folder: Path) -> None:
     from tests.integration.engine.conftest import Driver

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from workers.engine.few_rows import MOST_ROWS, Arena
 from workers.engine.linear import MklLinear, OneDnnLinear, can_pack, pack, pack_linears
 from workers.engine.memory import large_pages
-from workers.engine.single_row import Arena
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +40,26 @@ def test_rows_do_not_depend_on_how_many_there_are(outputs: int, inputs: int, bia
     assert layer(x[:, :0]).shape == (1, 0, outputs)
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("outputs", "inputs"), [(960, 576), (576, 1536), (8, 576), (192, 4096)])
+def test_nor_do_rows_in_bfloat16(outputs: int, inputs: int, threads: int) -> None:
+    if not can_pack(torch.bfloat16):
+        pytest.skip("no packed product of bfloat16 here")
+    torch.set_num_threads(threads)
+    generator = torch.Generator().manual_seed(outputs)
+
+    def halves(rows: int, sign: int) -> torch.Tensor:
+        half = torch.randn(rows, inputs // 2, generator=generator).bfloat16()
+        return torch.cat([half, sign * half.flip(1)], dim=1)
+
+    # What is left of sums that cancel shows the order in which they were made.
+    layer, x = pack(halves(outputs, -1), None), halves(200, 1)[None]
+    whole = layer(x)
+    for first, count in [(0, 1), (7, 2), (5, 16), (2, 33), (60, 64), (0, 128), (1, 199)]:
+        assert torch.equal(layer(x[:, first : first + count].clone()), whole[:, first : first + count])
+
+
 def test_large_layers_and_small_ones_have_each_their_product() -> None:
     assert can_pack(torch.float32)
     assert not can_pack(torch.float16)
@@ -51,24 +71,29 @@ def test_large_layers_and_small_ones_have_each_their_product() -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("outputs", "inputs"), [(960, 576), (576, 1536), (1000, 1001), (192, 4096)])
-def test_a_row_alone_has_the_same_bits_from_its_own_layout(outputs: int, inputs: int, threads: int) -> None:
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), [(960, 576), (576, 1536), (1000, 1001), (192, 4096), (70, 1000)])
+def test_few_rows_have_the_same_bits_from_their_own_layout(outputs: int, inputs: int, bias: bool, threads: int) -> None:
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(inputs)
     weight = torch.randn(outputs, inputs, generator=generator)
-    layer, plain = MklLinear(weight, None), MklLinear(weight, None)
-    layer.keep_for_single_rows(weight)
+    shift = torch.randn(outputs, generator=generator) if bias else None
+    layer, plain = MklLinear(weight, shift), MklLinear(weight, shift)
+    layer.keep_for_few_rows(weight)
     assert layer.copied
-    x = torch.randn(1, 9, inputs, generator=generator)
-    for row in range(9):
-        alone = x[:, row : row + 1]
-        assert torch.equal(layer(alone), plain(x)[:, row : row + 1])
-        assert torch.equal(layer(alone[0]), plain(alone)[0])
-    assert torch.equal(layer(x), plain(x))
+    x = torch.randn(1, MOST_ROWS + 1, inputs, generator=generator)
+    expected = plain(x)
+    for count in range(1, MOST_ROWS + 2):
+        for first in {0, 7 % (MOST_ROWS + 2 - count), MOST_ROWS + 1 - count}:
+            rows = slice(first, first + count)
+            assert torch.equal(layer(x[:, rows]), expected[:, rows]), (first, count)
+    # Whatever the shape and the strides.
+    assert torch.equal(layer(x[0, 3]), expected[0, 3])
+    assert torch.equal(layer(x[0, ::9]), expected[0, ::9])
 
 
 @torch.inference_mode()
-def test_copies_for_single_rows_are_made_of_all_layers_or_of_none() -> None:
+def test_copies_for_few_rows_are_made_of_all_layers_or_of_none() -> None:
     def packed(spare: int) -> list[bool]:
         model = torch.nn.Sequential(*(torch.nn.Linear(n, 512, bias=False) for n in (256, 512)))
         pack_linears(model, spare_bytes=spare)
