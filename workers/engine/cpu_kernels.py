@@ -3,8 +3,8 @@
 A step of few rows spends more time on calling torch's small operations than on computing them, and each of them reads and
 writes its rows once more. Rows are computed one by one by the same instructions, so a row has the same bits in any company.
 
-All arrays are float32 if nothing else is said. Kernels do not check shapes, and would read beyond arrays that are too
-small: whoever calls them knows that they fit.
+All arrays are float32 and contiguous if nothing else is said: for other strides Numba compiles another kernel, with other
+bits. Kernels do not check shapes, and would read beyond arrays that are too small: whoever calls them knows that they fit.
 """
 
 from __future__ import annotations
@@ -122,9 +122,10 @@ def silu_product(gate_up: Array, out: Array) -> None:
 
 @numba.njit(inline="always")
 def _exp(x: np.float32) -> np.float32:
-    """Within two units in the last place; a polynomial, as calls of a library are not vectorized."""
+    """Within two units in the last place; a polynomial, as calls of a library are not vectorized. Infinite above 88.4."""
     x = x if not x < _f(-87) else _f(-87)
-    x = x if not x > _f(88) else _f(88)
+    # The power of two of 89 is the one that has infinity's bits.
+    x = x if not x > _f(89) else _f(89)
     # Adding so large a number rounds to a whole one.
     power = np.floor(x * _f(1.4426950408889634) + _f(0.5))
     # ln 2 in two parts, of which the first has few digits: x is reduced without rounding.

@@ -43,7 +43,7 @@ def _find() -> bool:
 
 
 AVAILABLE = _find()
-"""Whether `run` can be called: torch has an OpenMP library of its own, as its builds for Linux have."""
+"""Whether `parallel` can be called: torch has an OpenMP library of its own, as its builds for Linux have."""
 
 parallel = types.ExternalFunction(_PARALLEL, types.void(types.intp, types.intp, types.uint32, types.uint32))
 thread_number = types.ExternalFunction(_NUMBER, types.int32())

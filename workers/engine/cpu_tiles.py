@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding
 import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-FEATURES = llvmlite.binding.get_host_cpu_features()
-_WIDE_REGISTERS = bool(FEATURES.get("avx512f", False))
+# What Numba compiles for, which its variables may limit; code that it keeps on disk is told apart by the same.
+_, _, _features = cpu_target.target_context.codegen().magic_tuple()
+FEATURES = frozenset(name[1:] for name in _features.split(",") if name.startswith("+"))
+_WIDE_REGISTERS = "avx512f" in FEATURES
 LANES = 16 if _WIDE_REGISTERS else 8
 """Outputs of a block: its sums fill one register."""
 STEP_BYTES = 4
