@@ -9,7 +9,9 @@ bits. Kernels do not check shapes, and would read beyond arrays that are too sma
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -24,9 +26,22 @@ _f = np.float32
 _i = np.int32
 
 
+_SOURCES = sorted(Path(__file__).parent.glob("cpu_*.py"))
+_STAMP = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:16]
+
+
+def stamp(kernel: Callable[..., Any]) -> None:
+    """Give it a name that changes with the code it may be made of.
+
+    Numba looks its compiled code up by name and knows when the kernel's own file changes, but of no other file.
+    """
+    kernel.__qualname__ += "_" + _STAMP
+
+
 def compiled(kernel: Callable[..., Any]) -> Any:
     """Compiled when it is first called, and kept on disk. Sums over a row may be vectorized; NaN and infinities count."""
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
+    stamp(kernel)
     try:
         return numba.njit(cache=True, **options)(kernel)
     except RuntimeError:

@@ -21,6 +21,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from workers.engine.cpu_kernels import stamp
+
 _PARALLEL, _NUMBER, _COUNT = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 
 
@@ -54,6 +56,7 @@ def thread_body(part: Callable[[Any], None]) -> int:
     """Compile what each thread of a parallel region does, given a pointer to integers of 64 bits, and give its address."""
     options: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
     signature = types.void(types.CPointer(types.intp))
+    stamp(part)
     try:
         compiled_part = numba.cfunc(signature, cache=True, **options)(part)
     except RuntimeError:

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from numba import carray
 from numba.core import caching
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -77,7 +76,8 @@ def _join_digits(x: Array) -> Array:
     """Of rows with twice the width and one more: the products of the digits, and the scale."""
     products = np.stack(np.split(x[:, :-1], 2, axis=1))
     cpu_kernels.join_digits(products, x[:, -1].copy())
-    return products[0]
+    joined: Array = products[0]
+    return joined
 
 
 def _rotate(x: Array) -> Array:
@@ -151,7 +151,7 @@ def test_rotation_is_that_of_transformers(count: int, width: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("count", COUNTS)
 def test_digits_hold_a_row_to_half_of_the_last(count: int, width: int) -> None:
-    x = _random(count, width) * np.float32(10.0) ** np.arange(count, dtype=np.float32)[:, None] / np.float32(1e20)
+    x = (_random(count, width) * 10.0 ** (np.arange(count)[:, None] - 20)).astype(np.float32)
     x[count // 2] = 0
     found = _quantize_rows(x)
     high, low, scale = found[:, :width], found[:, width : 2 * width], found[:, -1].astype(np.float64)
@@ -246,7 +246,7 @@ def test_nor_does_one_in_float32(bad: float) -> None:
 
 def _mark(arguments: Any) -> None:
     """Counts its thread, and says how many it knows of."""
-    table = carray(arguments, (2, 8))
+    table = numba.carray(arguments, (2, 8))
     number = cpu_threads.thread_number()
     table[0, number] += 1
     table[1, number] = cpu_threads.thread_count()
@@ -310,13 +310,29 @@ def _total(x: Array) -> Any:
 def test_kernels_need_no_folder_for_their_code(monkeypatch: pytest.MonkeyPatch) -> None:
     # As where neither the code's folder nor the user's can be written to.
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
-    for options in ({"cache": True}, {"cache": True, "nogil": True}):
-        with pytest.raises(RuntimeError, match="cannot cache function"):
-            numba.njit(**options)(_total)
+    with pytest.raises(RuntimeError, match="cannot cache function"):
+        numba.njit(cache=True)(_total)
     assert cpu_kernels.compiled(_total)(np.arange(10, dtype=np.float32)) == 45
     table = np.zeros((2, 8), dtype=np.intp)
     cpu_kernels.compiled(_region)(cpu_threads.thread_body(_mark), table, 2)
     assert table[0].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+
+
+@needs_threads
+def test_code_on_disk_is_used_until_a_file_of_kernels_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(caching.config, "CACHE_DIR", str(tmp_path))
+
+    def count() -> int:
+        """Indices of compiled code, after both kinds of kernels were compiled."""
+        for kernel in (_total, _mark):
+            monkeypatch.setattr(kernel, "__qualname__", kernel.__name__)
+        assert cpu_kernels.compiled(_total)(np.arange(10, dtype=np.float32)) == 45
+        cpu_threads.thread_body(_mark)
+        return len(list(tmp_path.glob("**/*.nbi")))
+
+    assert [count(), count()] == [2, 2]
+    monkeypatch.setattr(cpu_kernels, "_STAMP", "another")
+    assert [count(), count()] == [4, 4]
 
 
 _FEW_ROWS = """
