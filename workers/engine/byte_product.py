@@ -19,7 +19,7 @@ from workers.engine import cpu_threads
 from workers.engine.cpu_compile import compiled
 from workers.engine.cpu_tiles import FEATURES, LANES, STEP_BYTES, SUMS, byte_tile, streams_of
 
-MOST_ROWS = 16
+MOST_ROWS = 32
 """Of bytes. With more, oneDNN's product of blocks is faster."""
 
 
