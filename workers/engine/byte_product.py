@@ -16,10 +16,10 @@ from numba import carray
 from torch import Tensor
 
 from workers.engine import cpu_threads
-from workers.engine.cpu_kernels import compiled
+from workers.engine.cpu_compile import compiled
 from workers.engine.cpu_tiles import FEATURES, LANES, STEP_BYTES, SUMS, byte_tile, streams_of
 
-MOST_ROWS = 16
+MOST_ROWS = 32
 """Of bytes. With more, oneDNN's product of blocks is faster."""
 
 
@@ -89,7 +89,15 @@ def _part(arguments: Any) -> None:
         for row in range(0, rows, most):
             tile = min(most, rows - row)
             byte_tile(
-                streams, sums.ctypes.data, weights, apart * size * LANES, last, given + row * size, size, tile - 1, steps
+                streams,
+                sums.ctypes.data,
+                weights,
+                apart * size * LANES,
+                last,
+                given + row * size,
+                size,
+                tile - 1,
+                steps,
             )
             for stream in range(streams):
                 block = first + stream * apart

@@ -9,47 +9,21 @@ bits. Kernels do not check shapes, and would read beyond arrays that are too sma
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+
+from workers.engine.cpu_compile import compiled, inlined, intrinsic
 
 Array = npt.NDArray[np.float32]
 _f = np.float32
 _i = np.int32
 
 
-_SOURCES = sorted(Path(__file__).parent.glob("cpu_*.py"))
-_STAMP = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:16]
-
-
-def stamp(kernel: Callable[..., Any]) -> None:
-    """Give it a name that changes with the code it may be made of.
-
-    Numba looks its compiled code up by name and knows when the kernel's own file changes, but of no other file.
-    """
-    kernel.__qualname__ += "_" + _STAMP
-
-
-def compiled(kernel: Callable[..., Any]) -> Any:
-    """Compiled when it is first called, and kept on disk. Sums over a row may be vectorized; NaN and infinities count."""
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
-    stamp(kernel)
-    try:
-        return numba.njit(cache=True, **options)(kernel)
-    except RuntimeError:
-        # Numba finds no folder it may write to: neither that of the code nor the user's.
-        return numba.njit(**options)(kernel)
-
-
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def _as_float(_context: Any, bits: Any) -> Any:
     """A float32 by its bits."""
 
@@ -59,7 +33,7 @@ def _as_float(_context: Any, bits: Any) -> Any:
     return types.float32(types.int32), generate
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def _as_bits(_context: Any, number: Any) -> Any:
     """The bits of a float32."""
 
@@ -116,16 +90,6 @@ def rotate(x: Array, cosine: Array, sine: Array, heads: int) -> None:
 
 
 @compiled
-def store(slots: npt.NDArray[np.int64], rows: Array, pool: Array) -> None:
-    """`pool[slots] = rows` for rows `[rows, heads, width]`, whatever their strides."""
-    for row in range(rows.shape[0]):
-        slot = slots[row]
-        for head in range(rows.shape[1]):
-            for i in range(rows.shape[2]):
-                pool[slot, head, i] = rows[row, head, i]
-
-
-@compiled
 def silu_product(gate_up: Array, out: Array) -> None:
     """`out = silu(gate) * up` with the two side by side in rows `[rows, 2 * width]`."""
     width = out.shape[1]
@@ -135,13 +99,12 @@ def silu_product(gate_up: Array, out: Array) -> None:
             to[i] = gate[i] / (_f(1) + _exp(-gate[i])) * up[i]
 
 
-@numba.njit(inline="always")
-def _exp(x: np.float32) -> np.float32:
+@inlined
+def _exp(x: Any) -> Any:
     """Within two units in the last place; a polynomial, as calls of a library are not vectorized. Infinite above 88.4."""
     x = x if not x < _f(-87) else _f(-87)
     # The power of two of 89 is the one that has infinity's bits.
     x = x if not x > _f(89) else _f(89)
-    # Adding so large a number rounds to a whole one.
     power = np.floor(x * _f(1.4426950408889634) + _f(0.5))
     # ln 2 in two parts, of which the first has few digits: x is reduced without rounding.
     rest = x - power * _f(0.693359375)

@@ -13,22 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite.binding
-import numba
-import numpy as np
-import numpy.typing as npt
 import torch
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
-from workers.engine.cpu_kernels import stamp
+from workers.engine.cpu_compile import compiled_callback, intrinsic
 
 _PARALLEL, _NUMBER, _COUNT = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 
 
 def _find() -> bool:
     """Make the functions of torch's OpenMP library known to compiled code."""
-    folder = str(Path(torch.__file__).parent)
+    folder = f"{Path(torch.__file__).parent}/"
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -45,31 +40,25 @@ def _find() -> bool:
 
 
 AVAILABLE = _find()
-"""Whether `parallel` can be called: torch has an OpenMP library of its own, as its builds for Linux have."""
+"""Whether compiled code may call what follows: torch brings an OpenMP library, as its builds for Linux do."""
 
+# The address of a thread's body, that of its argument, the number of threads, and nought.
 parallel = types.ExternalFunction(_PARALLEL, types.void(types.intp, types.intp, types.uint32, types.uint32))
 thread_number = types.ExternalFunction(_NUMBER, types.int32())
 thread_count = types.ExternalFunction(_COUNT, types.int32())
 
 
 def thread_body(part: Callable[[Any], None]) -> int:
-    """Compile what each thread of a parallel region does, given a pointer to integers of 64 bits, and give its address."""
-    options: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
-    signature = types.void(types.CPointer(types.intp))
-    stamp(part)
-    try:
-        compiled_part = numba.cfunc(signature, cache=True, **options)(part)
-    except RuntimeError:
-        compiled_part = numba.cfunc(signature, **options)(part)  # See `cpu_kernels.compiled`.
-    _KEPT.append(compiled_part)
-    address: int = compiled_part.address
+    """Compile what each thread of a region does, given a pointer to integers of 64 bits, and give its address."""
+    _kept.append(compiled_callback(part))
+    address: int = _kept[-1].address
     return address
 
 
-_KEPT: list[Any] = []
+_kept: list[Any] = []
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def pointer(_context: Any, address: Any, like: Any) -> Any:
     """An address as a pointer to numbers of the type of `like`."""
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
-from numba.extending import intrinsic
+
+from workers.engine.cpu_compile import inlined, intrinsic
 
 # What Numba compiles for, which its variables may limit; code that it keeps on disk is told apart by the same.
 _, _, _features = cpu_target.target_context.codegen().magic_tuple()
@@ -58,7 +58,7 @@ def _tile(rows: int, number: ir.Type, operation: _Operation) -> Any:
     zero = ir.Constant(vector, [0] * LANES)
     nothing = ir.Constant(vector, ir.Undefined)
 
-    @intrinsic  # type: ignore[misc]
+    @intrinsic
     def tile(_: Any, sums: Any, weights: Any, far: Any, last: Any, given: Any, size: Any, most: Any, steps: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             """Writes sums `[streams, rows, LANES]` to an address.
@@ -68,7 +68,9 @@ def _tile(rows: int, number: ir.Type, operation: _Operation) -> Any:
             """
             sums, weights, far, last, given, size, most, steps = arguments
             prefetch = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _word, _word, _word]), "llvm.prefetch.p0"
+                builder.module,
+                ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _word, _word, _word]),
+                "llvm.prefetch.p0",
             )
             totals = []
             for _ in range(streams * rows):
@@ -88,11 +90,15 @@ def _tile(rows: int, number: ir.Type, operation: _Operation) -> Any:
                 spread = []
                 for row in inputs:
                     first = builder.insert_element(nothing, load(row, offset, number), _word(0))
-                    spread.append(builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_word, LANES), [0] * LANES)))
+                    spread.append(
+                        builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_word, LANES), [0] * LANES))
+                    )
                 offset = builder.mul(loop.index, _wide(STEP_BYTES * LANES))
                 for s, block in enumerate(blocks):
                     weight = load(block, offset, vector)
-                    place = builder.inttoptr(builder.add(builder.add(block, offset), _wide(_AHEAD)), ir.IntType(8).as_pointer())
+                    place = builder.inttoptr(
+                        builder.add(builder.add(block, offset), _wide(_AHEAD)), ir.IntType(8).as_pointer()
+                    )
                     builder.call(prefetch, [place, _word(0), _word(3), _word(1)])
                     for r, value in enumerate(spread):
                         total = totals[s * rows + r]
@@ -107,7 +113,7 @@ def _tile(rows: int, number: ir.Type, operation: _Operation) -> Any:
     return tile
 
 
-@numba.njit(inline="always")
+@inlined
 def streams_of(rows: int) -> int:
     """Blocks that a tile of a product of so many rows takes; it takes `SUMS // streams_of(rows)` rows."""
     return SUMS // (2 if rows <= 2 else 4 if rows <= 4 else 8)
@@ -117,7 +123,7 @@ _float_2, _float_4, _float_8 = (_tile(rows, _single, _multiply_add) for rows in 
 _byte_2, _byte_4, _byte_8 = (_tile(rows, _word, _dot_bytes) for rows in (2, 4, 8))
 
 
-@numba.njit(inline="always")
+@inlined
 def float_tile(
     streams: int, sums: int, weights: int, far: int, last: int, given: int, size: int, most: int, steps: int
 ) -> None:
@@ -130,7 +136,7 @@ def float_tile(
         _float_8(sums, weights, far, last, given, size, most, steps)
 
 
-@numba.njit(inline="always")
+@inlined
 def byte_tile(
     streams: int, sums: int, weights: int, far: int, last: int, given: int, size: int, most: int, steps: int
 ) -> None:

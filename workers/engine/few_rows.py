@@ -16,7 +16,7 @@ from numba import carray
 from torch import Tensor
 
 from workers.engine import cpu_threads
-from workers.engine.cpu_kernels import compiled
+from workers.engine.cpu_compile import compiled
 from workers.engine.cpu_tiles import LANES, STEP_BYTES, SUMS, float_tile, streams_of
 
 Memory = Callable[[int], Tensor]
@@ -100,7 +100,9 @@ def _part(arguments: Any) -> None:
             for row in range(0, rows, most):
                 tile = min(most, rows - row)
                 given = x + row * size + done * STEP_BYTES
-                float_tile(streams, sums.ctypes.data, weights, apart * inputs * step, last, given, size, tile - 1, steps)
+                float_tile(
+                    streams, sums.ctypes.data, weights, apart * inputs * step, last, given, size, tile - 1, steps
+                )
                 for stream in range(streams):
                     place = (first + stream * apart) * LANES
                     if first + stream * apart >= end:

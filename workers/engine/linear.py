@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from workers.engine import cpu_threads
-from workers.engine.memory import large_pages
 from workers.engine.few_rows import MOST_ROWS, Arena, FewRows, Memory
+from workers.engine.memory import large_pages
 
 _PACKED_ROWS = 64
 """MKL's layout is chosen for a number of rows. This one serves all of them well; that for one row has other sums."""

@@ -75,7 +75,9 @@ class QuantizedLinear(nn.Module):
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("_zero_points", torch.zeros(self.out_features, dtype=torch.long), persistent=False)
         self.register_buffer("bias", None if bias is None else bias.detach().float(), persistent=False)
-        self._few_rows = ByteProduct(quantized, scale, _ZERO_POINT) if second_copy and serves(self.in_features) else None
+        self._few_rows = (
+            ByteProduct(quantized, scale, _ZERO_POINT) if second_copy and serves(self.in_features) else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
@@ -84,9 +86,13 @@ class QuantizedLinear(nn.Module):
         if self._few_rows is not None and 2 * len(scales) <= MOST_ROWS:
             products = self._few_rows(digits.reshape(-1, self.in_features)).reshape(2, -1, self.out_features)
         else:
-            products = _product(
-                torch.from_numpy(digits.reshape(-1, self.in_features)), self.weight, self.scale, self._zero_points
-            ).view(2, -1, self.out_features).numpy()
+            products = (
+                _product(
+                    torch.from_numpy(digits.reshape(-1, self.in_features)), self.weight, self.scale, self._zero_points
+                )
+                .view(2, -1, self.out_features)
+                .numpy()
+            )
         cpu_kernels.join_digits(products, scales)
         product = torch.from_numpy(products[0]).view(*x.shape[:-1], self.out_features)
         return product if self.bias is None else product.add_(self.bias)

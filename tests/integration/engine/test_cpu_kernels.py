@@ -18,7 +18,8 @@ import torch
 from numba.core import caching
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from workers.engine import byte_product, cpu_kernels, cpu_threads, cpu_tiles
+from workers.engine import byte_product, cpu_compile, cpu_kernels, cpu_threads, cpu_tiles
+from workers.engine.cpu_compile import compiled
 from workers.engine.linear import MklLinear
 from workers.engine.quantize import Activations, QuantizedLinear
 
@@ -261,7 +262,7 @@ def test_a_region_has_each_of_its_threads_once_and_they_are_torchs() -> None:
     torch.set_num_threads(2)
     x = torch.ones(1 << 20)
     assert float((x + x).mean()) == 2  # torch has started its threads
-    body, region = cpu_threads.thread_body(_mark), cpu_kernels.compiled(_region)
+    body, region = cpu_threads.thread_body(_mark), compiled(_region)
 
     def run(threads: int) -> list[list[int]]:
         table = np.zeros((2, 8), dtype=np.intp)
@@ -312,9 +313,9 @@ def test_kernels_need_no_folder_for_their_code(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
     with pytest.raises(RuntimeError, match="cannot cache function"):
         numba.njit(cache=True)(_total)
-    assert cpu_kernels.compiled(_total)(np.arange(10, dtype=np.float32)) == 45
+    assert compiled(_total)(np.arange(10, dtype=np.float32)) == 45
     table = np.zeros((2, 8), dtype=np.intp)
-    cpu_kernels.compiled(_region)(cpu_threads.thread_body(_mark), table, 2)
+    compiled(_region)(cpu_threads.thread_body(_mark), table, 2)
     assert table[0].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
 
 
@@ -324,14 +325,12 @@ def test_code_on_disk_is_used_until_a_file_of_kernels_changes(monkeypatch: pytes
 
     def count() -> int:
         """Indices of compiled code, after both kinds of kernels were compiled."""
-        for kernel in (_total, _mark):
-            monkeypatch.setattr(kernel, "__qualname__", kernel.__name__)
-        assert cpu_kernels.compiled(_total)(np.arange(10, dtype=np.float32)) == 45
+        assert compiled(_total)(np.arange(10, dtype=np.float32)) == 45
         cpu_threads.thread_body(_mark)
         return len(list(tmp_path.glob("**/*.nbi")))
 
     assert [count(), count()] == [2, 2]
-    monkeypatch.setattr(cpu_kernels, "_STAMP", "another")
+    monkeypatch.setattr(cpu_compile, "_STAMP", "another")
     assert [count(), count()] == [4, 4]
 
 

@@ -1,0 +1,53 @@
+"""How kernels for the CPU are compiled: by Numba, for the processor at hand, when they are first called."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba import types
+from numba.extending import intrinsic as numba_intrinsic
+
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contract"}}
+"""Sums over a row may be vectorized, and products be added unrounded; NaN and infinities count."""
+
+_SOURCES = sorted(Path(__file__).parent.glob("cpu_*.py"))
+_STAMP = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:16]
+"""Of all files with parts of compiled functions."""
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """A function that Python calls."""
+    return _cached(function, numba.njit, nogil=True)
+
+
+def compiled_callback(function: Callable[[Any], None]) -> Any:
+    """A function that C calls with a pointer to integers of 64 bits. It is compiled at once."""
+    signature = types.void(types.CPointer(types.intp))
+    return _cached(function, numba.cfunc, signature)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """A part of compiled functions."""
+    return numba.njit(inline="always")(function)
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """A part of compiled functions that is written in LLVM's language."""
+    return numba_intrinsic(function)
+
+
+def _cached(function: Callable[..., Any], compiler: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Keep what is compiled on disk, beside the code or in the user's folder (`NUMBA_CACHE_DIR`), if one can be written.
+
+    There Numba looks for it by the function's name, and notices when the function's own file has changed, but not when
+    others have: so the name changes with those.
+    """
+    function.__qualname__ = f"{function.__name__}_{_STAMP}"
+    try:
+        return compiler(*arguments, cache=True, **options, **_OPTIONS)(function)
+    except RuntimeError:
+        return compiler(*arguments, **options, **_OPTIONS)(function)
