@@ -25,7 +25,7 @@ class RmsNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         out = np.empty(x.shape, dtype=np.float32)
-        rms_norm(x.numpy()[0], self._weight, self._epsilon, out[0])
+        rms_norm(x.contiguous().numpy()[0], self._weight, self._epsilon, out[0])
         return torch.from_numpy(out)
 
     def of_sum(self, x: Tensor, more: Tensor) -> Tensor:
