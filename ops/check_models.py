@@ -31,7 +31,7 @@ _PAGE = """# Models
 
 The engine serves every causal language model of transformers that passes a check when it is loaded: a prompt of 24
 tokens, in chunks and token by token beside another sequence, must give the logits of the model's own forward. In half
-precision they may be off by what rounding alone makes of them, which is measured each time. A model that does not pass is
+precision they may be off by little more than rounding alone makes of them, which is measured each time. A model that does not pass is
 refused with the reason. What follows is made by `python -m ops.check_models --write docs/models.md`
 with small random models of all types that transformers {version} knows.
 

@@ -1,7 +1,7 @@
 """Few rows of bytes times a weight of bytes, by the processor's dot products of four bytes (AVX-512 VNNI).
 
 oneDNN's product spends longer on preparing itself than a product of few rows takes, and reads the weight as one stream of
-memory (see `single_row`). Sums of integers have no order, so that either may compute a row.
+memory (see `cpu_tiles`). Sums of integers have no order, so that either may compute a row.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class ByteProduct:
             dtype=np.intp,
         )
 
-    def __call__(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    def __call__(self, rows: Tensor) -> Tensor:
         """Contiguous `[rows, in]` to `[rows, out]`."""
-        out = np.empty((len(rows), self._outputs), dtype=np.float32)
-        _run(_body(), self._shape, rows, out, torch.get_num_threads())
+        out = torch.empty(len(rows), self._outputs)
+        _run(_body(), self._shape, rows.data_ptr(), out.data_ptr(), len(rows), torch.get_num_threads())
         return out
 
 
@@ -60,13 +60,11 @@ def serves(inputs: int) -> bool:
 
 
 @compiled
-def _run(body: int, shape: Any, rows: Any, out: Any, threads: int) -> None:
+def _run(body: int, shape: Any, given: int, out: int, rows: int, threads: int) -> None:
     arguments = np.empty(9, dtype=np.intp)
     arguments[:6] = shape
-    arguments[6] = rows.ctypes.data
-    arguments[7] = out.ctypes.data
-    arguments[8] = len(rows)
-    cpu_threads.parallel(body, arguments.ctypes.data, threads, 0)
+    arguments[6], arguments[7], arguments[8] = given, out, rows
+    cpu_threads.parallel(body, arguments.ctypes, threads, 0)
 
 
 def _part(arguments: Any) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import numba
 from numba import types
+from numba.core import registry
 from numba.extending import intrinsic as numba_intrinsic
 
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contract"}}
 """Sums over a row may be vectorized, and products be added unrounded; NaN and infinities count."""
 
 _SOURCES = sorted(Path(__file__).parent.glob("cpu_*.py"))
-_STAMP = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:16]
-"""Of all files with parts of compiled functions."""
+"""All files with parts of compiled functions."""
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -43,10 +43,13 @@ def intrinsic(function: Callable[..., Any]) -> Any:
 def _cached(function: Callable[..., Any], compiler: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Keep what is compiled on disk, beside the code or in the user's folder (`NUMBA_CACHE_DIR`), if one can be written.
 
-    There Numba looks for it by the function's name, and notices when the function's own file has changed, but not when
-    others have: so the name changes with those.
+    There Numba looks for it by the function's name. It notices when the function's own file has changed, but not when others
+    have, and processes of unlike processors or versions would overwrite each other's: so the name changes with all that.
     """
-    function.__qualname__ = f"{function.__name__}_{_STAMP}"
+    files = [path.read_bytes() for path in (*_SOURCES, Path(function.__code__.co_filename))]
+    target = repr(registry.cpu_target.target_context.codegen().magic_tuple()).encode()
+    stamp = hashlib.sha256(b"".join([target, *files])).hexdigest()[:16]
+    function.__qualname__ = f"{function.__name__}_{stamp}"
     try:
         return compiler(*arguments, cache=True, **options, **_OPTIONS)(function)
     except RuntimeError:

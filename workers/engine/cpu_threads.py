@@ -8,6 +8,7 @@ the function that compilers call for `#pragma omp parallel`, and share torch's t
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ def _find() -> bool:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:
         return False
-    paths = {line.split(maxsplit=5)[-1] for line in lines if folder in line and "omp" in line}
-    for path in sorted(paths):
+    paths = {line.split(maxsplit=5)[-1] for line in lines if re.search(r"/lib[gi]?omp[^/]*$", line)}
+    # What was loaded before everything else serves torch as well; otherwise its own library comes first.
+    for path in [None, *sorted(paths, key=lambda path: (not path.startswith(folder), path))]:
         library = ctypes.CDLL(path)
         if all(hasattr(library, name) for name in (_PARALLEL, _NUMBER, _COUNT)):
             for name in (_PARALLEL, _NUMBER, _COUNT):
@@ -40,10 +42,10 @@ def _find() -> bool:
 
 
 AVAILABLE = _find()
-"""Whether compiled code may call what follows: torch brings an OpenMP library, as its builds for Linux do."""
+"""Whether compiled code may call what follows: torch has an OpenMP library, as its builds for Linux do."""
 
-# The address of a thread's body, that of its argument, the number of threads, and nought.
-parallel = types.ExternalFunction(_PARALLEL, types.void(types.intp, types.intp, types.uint32, types.uint32))
+# The address of a thread's body, its argument (an array's `ctypes`, which keeps it alive), the number of threads, and nought.
+parallel = types.ExternalFunction(_PARALLEL, types.void(types.intp, types.voidptr, types.uint32, types.uint32))
 thread_number = types.ExternalFunction(_NUMBER, types.int32())
 thread_count = types.ExternalFunction(_COUNT, types.int32())
 

@@ -52,11 +52,10 @@ class FewRows:
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[..., in]`, contiguous, to `[..., out]`."""
-        rows = x.numpy()
-        out = np.empty((*rows.shape[:-1], self._outputs), dtype=np.float32)
-        count = rows.size // rows.shape[-1]
-        _run(self._body, self._shape, rows.ctypes.data, out.ctypes.data, count, torch.get_num_threads())
-        return torch.from_numpy(out)
+        out = torch.empty(*x.shape[:-1], self._outputs)
+        rows = x.numel() // x.shape[-1]
+        _run(self._body, self._shape, x.data_ptr(), out.data_ptr(), rows, torch.get_num_threads())
+        return out
 
 
 class Arena:
@@ -77,7 +76,7 @@ def _run(body: int, shape: Any, x: int, out: int, rows: int, threads: int) -> No
     arguments = np.empty(9, dtype=np.intp)
     arguments[:6] = shape
     arguments[6], arguments[7], arguments[8] = x, out, rows
-    cpu_threads.parallel(body, arguments.ctypes.data, threads, 0)
+    cpu_threads.parallel(body, arguments.ctypes, threads, 0)
 
 
 def _part(arguments: Any) -> None:

@@ -24,15 +24,15 @@ class RmsNorm:
         self._epsilon = np.float32(epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = np.empty(x.shape, dtype=np.float32)
-        rms_norm(x.contiguous().numpy()[0], self._weight, self._epsilon, out[0])
-        return torch.from_numpy(out)
+        out = torch.empty(x.shape)
+        rms_norm(x.contiguous().numpy()[0], self._weight, self._epsilon, out.numpy()[0])
+        return out
 
     def of_sum(self, x: Tensor, more: Tensor) -> Tensor:
         """Adds `more` to `x` in place, and returns the norm of that."""
-        out = np.empty(x.shape, dtype=np.float32)
-        add_rms_norm(x.numpy()[0], more.numpy()[0], self._weight, self._epsilon, out[0])
-        return torch.from_numpy(out)
+        out = torch.empty(x.shape)
+        add_rms_norm(x.numpy()[0], more.contiguous().numpy()[0], self._weight, self._epsilon, out.numpy()[0])
+        return out
 
 
 class FusedLayer(nn.Module):
@@ -78,9 +78,10 @@ class FusedLayer(nn.Module):
         tokens = hidden_states.shape[1]
         cosine, sine = position_embeddings
         heads = parts["qkv_proj"].forward(self._attention_norm(hidden_states)).view(tokens, self._all_heads, -1)
-        if not heads.shape[-1] == cosine.shape[-1] == sine.shape[-1] or not tokens == cosine.shape[1] == sine.shape[1]:
+        if not cosine.shape == sine.shape == (1, tokens, heads.shape[-1]):
             raise ValueError("the rotary embedding is not one of whole heads")
-        rotate(heads.numpy(), cosine.numpy()[0], sine.numpy()[0], self._heads + self._kv_heads)
+        turning = self._heads + self._kv_heads
+        rotate(heads.numpy(), cosine.contiguous().numpy()[0], sine.contiguous().numpy()[0], turning)
         query, key, value = heads.split_with_sizes((self._heads, self._kv_heads, self._kv_heads), 1)
         answer = batch.attend(self._layer, query, key, value, self._options)
         hidden: Tensor = parts["o_proj"].forward(answer.view(1, tokens, -1))
@@ -93,6 +94,6 @@ class FusedLayer(nn.Module):
             gate, up = gate_up.chunk(2, -1)
             active: Tensor = self.activation(gate)
             return active.mul_(up)
-        out = np.empty((*gate_up.shape[:2], gate_up.shape[2] // 2), dtype=np.float32)
-        silu_product(gate_up.numpy()[0], out[0])
-        return torch.from_numpy(out)
+        out = torch.empty(*gate_up.shape[:2], gate_up.shape[2] // 2)
+        silu_product(gate_up.numpy()[0], out.numpy()[0])
+        return out

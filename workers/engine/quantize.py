@@ -19,8 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from workers.engine import cpu_kernels
 from workers.engine.byte_product import MOST_ROWS, ByteProduct, serves
 
-Digits = npt.NDArray[np.uint8]
-Quantized = tuple[Digits, npt.NDArray[np.float32]]
+Quantized = tuple[Tensor, npt.NDArray[np.float32]]
 
 _LARGEST = 127
 _ZERO_POINT = 128
@@ -75,26 +74,31 @@ class QuantizedLinear(nn.Module):
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("_zero_points", torch.zeros(self.out_features, dtype=torch.long), persistent=False)
         self.register_buffer("bias", None if bias is None else bias.detach().float(), persistent=False)
-        self._few_rows = (
-            ByteProduct(quantized, scale, _ZERO_POINT) if second_copy and serves(self.in_features) else None
-        )
+        self._few_rows: ByteProduct | None = None
+        if second_copy and serves(self.in_features):
+            self._keep_for_few_rows(ByteProduct(quantized, scale, _ZERO_POINT))
+
+    def _keep_for_few_rows(self, few_rows: ByteProduct) -> None:
+        """If its bits are those of oneDNN, which makes numbers of the sums in its own way."""
+        largest = torch.full((3, self.in_features), 255, dtype=torch.uint8)
+        largest[1] = torch.arange(self.in_features)
+        largest[2, ::2] = 0
+        if torch.equal(few_rows(largest), self._product(largest)):
+            self._few_rows = few_rows
+
+    def _product(self, rows: Tensor) -> Tensor:
+        """Digits `[rows, in]` to `[rows, out]`."""
+        if self._few_rows is not None and len(rows) <= MOST_ROWS:
+            return self._few_rows(rows)
+        return _product(rows, self.weight, self.scale, self._zero_points)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
             return x.new_empty(*x.shape[:-1], self.out_features)
         digits, scales = self._activations.quantize(x)
-        if self._few_rows is not None and 2 * len(scales) <= MOST_ROWS:
-            products = self._few_rows(digits.reshape(-1, self.in_features)).reshape(2, -1, self.out_features)
-        else:
-            products = (
-                _product(
-                    torch.from_numpy(digits.reshape(-1, self.in_features)), self.weight, self.scale, self._zero_points
-                )
-                .view(2, -1, self.out_features)
-                .numpy()
-            )
-        cpu_kernels.join_digits(products, scales)
-        product = torch.from_numpy(products[0]).view(*x.shape[:-1], self.out_features)
+        products = self._product(digits.view(-1, self.in_features)).view(2, -1, self.out_features)
+        cpu_kernels.join_digits(products.numpy(), scales)
+        product = products[0].view(*x.shape[:-1], self.out_features)
         return product if self.bias is None else product.add_(self.bias)
 
 
@@ -109,10 +113,11 @@ def quantize_rows(x: Tensor) -> Quantized:
 
     `x` is close to `scale * ((high - 128) + (low - 128) / 256)`.
     """
-    rows = x.numpy().reshape(-1, x.shape[-1])
-    digits = np.empty((2, *rows.shape), dtype=np.uint8)
+    rows = x.contiguous().numpy().reshape(-1, x.shape[-1])
+    digits = torch.empty(2, *rows.shape, dtype=torch.uint8)
     scales = np.empty(len(rows), dtype=np.float32)
-    cpu_kernels.quantize_rows(rows, _OFFSET, digits[0], digits[1], scales)
+    high, low = digits.numpy()
+    cpu_kernels.quantize_rows(rows, _OFFSET, high, low, scales)
     return digits, scales
 
 

@@ -41,8 +41,8 @@ def test_sums_are_exact(outputs: int, inputs: int, largest: bool, threads: int) 
     expected = exact.astype(np.float32) * scale
     for rows in (*range(1, MOST_ROWS + 2), 40):
         for first in {0, 40 - rows}:
-            found = product(given[first : first + rows])
-            assert np.array_equal(found, expected[first : first + rows]), (rows, first)
+            found = product(torch.from_numpy(given[first : first + rows]))
+            assert np.array_equal(found.numpy(), expected[first : first + rows]), (rows, first)
 
 
 @torch.inference_mode()

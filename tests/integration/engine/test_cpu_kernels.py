@@ -254,7 +254,7 @@ def _mark(arguments: Any) -> None:
 
 
 def _region(body: int, table: Any, threads: int) -> None:
-    cpu_threads.parallel(body, table.ctypes.data, threads, 0)
+    cpu_threads.parallel(body, table.ctypes, threads, 0)
 
 
 @needs_threads
@@ -330,7 +330,9 @@ def test_code_on_disk_is_used_until_a_file_of_kernels_changes(monkeypatch: pytes
         return len(list(tmp_path.glob("**/*.nbi")))
 
     assert [count(), count()] == [2, 2]
-    monkeypatch.setattr(cpu_compile, "_STAMP", "another")
+    changed = tmp_path / "cpu_changed.py"
+    changed.write_text("", encoding="utf-8")
+    monkeypatch.setattr(cpu_compile, "_SOURCES", [*cpu_compile._SOURCES[1:], changed])
     assert [count(), count()] == [4, 4]
 
 

@@ -55,7 +55,7 @@ def test_two_digits_hold_fifteen_bits_of_an_activation() -> None:
     x[:, :, 3] *= 100  # a large channel, as language models have
     x[2, 2] = 0
     digits, scales = quantize_rows(x)
-    rows, high, low = x.view(35, 64).numpy(), digits[0].astype(np.float32), digits[1].astype(np.float32)
+    rows, high, low = x.view(35, 64).numpy(), digits[0].float().numpy(), digits[1].float().numpy()
     found = scales[:, None] * (high - 128 + (low - 128) / 256)
     assert np.abs((found - rows) / scales[:, None]).max() < 1 / 500
     assert np.abs(found[12]).max() < 1e-9
