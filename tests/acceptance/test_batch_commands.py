@@ -151,7 +151,8 @@ def test_errors_are_one_line(tgq: _Batch, arguments: tuple[str, ...], status: in
 
 
 def test_a_terminal_has_a_bar(tgq: _Batch) -> None:
-    source = tgq.file(*(saying(str(number), "word " * 20, step_ms=30) for number in range(100)))
+    # Lines end one after the other, over three seconds: how many are left cannot be told before some have.
+    source = tgq.file(*(saying(str(number), "word " * (1 + number), step_ms=30) for number in range(100)))
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         command("submit", source, "--watch"),
