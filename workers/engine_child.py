@@ -23,9 +23,6 @@ SIGN_SECONDS = 0.25
 
 _PR_SET_PDEATHSIG = 1
 
-SPINS = 5000
-"""With two threads on two cores the default model streams half as fast again as with the library's 300,000 or so."""
-
 
 def run_child(pipe: Connection, signs: Connection, settings: Settings, parent: int) -> None:
     """Be the engine process.
@@ -44,10 +41,6 @@ def run_child(pipe: Connection, signs: Connection, settings: Settings, parent: i
     configure_logging(settings)
     # Libraries draw bars wherever standard error is; how far the engine is goes through the pipe.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    # OpenMP's threads spin for milliseconds when their part is done, and keep what relays tokens from their cores. This is
-    # long enough from one product to the next. The library reads it when torch loads it.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
     threading.Thread(target=_show_life, args=(signs,), name="signs-of-life", daemon=True).start()
     try:
         module, _, function = settings.engine_target.partition(":")
