@@ -17,7 +17,7 @@ def attend_to(query: Tensor, keys: Tensor, values: Tensor, start: int, options: 
         values: `[start + count, kv_heads, value_width]`.
 
     Returns:
-        `[count, heads, value_width]`.
+        `[count, heads, value_width]`, contiguous.
     """
     packed = pack_groups(query, keys.shape[1])
     count, kv_heads, group, width = packed.shape
@@ -39,7 +39,8 @@ def attend_to(query: Tensor, keys: Tensor, values: Tensor, start: int, options: 
         sinks,
     )
     unpacked = answer.view(kv_heads, count, group, -1).permute(1, 0, 2, 3)
-    return unpacked.reshape(count, kv_heads * group, -1)
+    # Without groups that is a view, and models take it for one piece of memory.
+    return unpacked.reshape(count, kv_heads * group, -1).contiguous()
 
 
 class WholeAttention:

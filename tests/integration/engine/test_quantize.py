@@ -114,7 +114,7 @@ def test_chunks_and_company_change_no_bit(int8_driver: Driver, prose: list[int],
     assert np.array_equal(np.concatenate(found), whole)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gemma2", "phi", "qwen3"])
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "phi", "qwen3", "jetmoe"])
 def test_other_families_in_8_bits(family: str, model_folder: Path) -> None:
     write_random_model(model_folder, family, tiny_options(family))
     settings = Settings.of(
