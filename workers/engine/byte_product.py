@@ -16,7 +16,6 @@ from numba import carray
 from torch import Tensor
 
 from workers.engine import cpu_threads
-from workers.engine.cpu_compile import compiled
 from workers.engine.cpu_tiles import FEATURES, LANES, STEP_BYTES, SUMS, byte_tile, streams_of
 
 MOST_ROWS = 32
@@ -42,6 +41,7 @@ class ByteProduct:
         self._excess = (padded.sum(dim=1, dtype=torch.int32) * zero_point).numpy()
         self._scale = torch.nn.functional.pad(scale, (0, blocks * LANES - outputs)).numpy()
         self._outputs = outputs
+        self._body = _body()
         self._shape = np.array(
             [blocks, steps, outputs, *(array.ctypes.data for array in (self._table, self._excess, self._scale))],
             dtype=np.intp,
@@ -50,21 +50,13 @@ class ByteProduct:
     def __call__(self, rows: Tensor) -> Tensor:
         """Contiguous `[rows, in]` to `[rows, out]`."""
         out = torch.empty(len(rows), self._outputs)
-        _run(_body(), self._shape, rows.data_ptr(), out.data_ptr(), len(rows), torch.get_num_threads())
+        cpu_threads.run(self._body, self._shape, rows.data_ptr(), out.data_ptr(), len(rows), torch.get_num_threads())
         return out
 
 
 def serves(inputs: int) -> bool:
     """Whether rows of so many inputs can be multiplied by this processor."""
     return inputs % STEP_BYTES == 0 and cpu_threads.AVAILABLE and {"avx512f", "avx512vnni"} <= FEATURES
-
-
-@compiled
-def _run(body: int, shape: Any, given: int, out: int, rows: int, threads: int) -> None:
-    arguments = np.empty(9, dtype=np.intp)
-    arguments[:6] = shape
-    arguments[6], arguments[7], arguments[8] = given, out, rows
-    cpu_threads.parallel(body, arguments.ctypes, threads, 0)
 
 
 def _part(arguments: Any) -> None:

@@ -15,6 +15,9 @@ from numba.extending import intrinsic as numba_intrinsic
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contract"}}
 """Sums over a row may be vectorized, and products be added unrounded; NaN and infinities count."""
 
+TARGET = registry.cpu_target.target_context.codegen().magic_tuple()
+"""The system, the processor and its features that Numba compiles for."""
+
 _SOURCES = sorted(Path(__file__).parent.glob("cpu_*.py"))
 """All files with parts of compiled functions."""
 
@@ -47,8 +50,7 @@ def _cached(function: Callable[..., Any], compiler: Callable[..., Any], *argumen
     have, and processes of unlike processors or versions would overwrite each other's: so the name changes with all that.
     """
     files = [path.read_bytes() for path in (*_SOURCES, Path(function.__code__.co_filename))]
-    target = repr(registry.cpu_target.target_context.codegen().magic_tuple()).encode()
-    stamp = hashlib.sha256(b"".join([target, *files])).hexdigest()[:16]
+    stamp = hashlib.sha256(b"".join([repr(TARGET).encode(), *files])).hexdigest()[:16]
     function.__qualname__ = f"{function.__name__}_{stamp}"
     try:
         return compiler(*arguments, cache=True, **options, **_OPTIONS)(function)

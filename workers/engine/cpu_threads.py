@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite.binding
+import numpy as np
 import torch
 from numba import types
 
-from workers.engine.cpu_compile import compiled_callback, intrinsic
+from workers.engine.cpu_compile import compiled, compiled_callback, intrinsic
 
 _PARALLEL, _NUMBER, _COUNT = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 
@@ -68,3 +69,12 @@ def pointer(_context: Any, address: Any, like: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
     return types.CPointer(like)(address, like), generate
+
+
+@compiled
+def run(body: int, shape: Any, given: int, out: int, rows: int, threads: int) -> None:
+    """Have a region of threads run a body whose argument is six numbers of `shape`, two addresses and the number of rows."""
+    arguments = np.empty(9, dtype=np.intp)
+    arguments[:6] = shape
+    arguments[6], arguments[7], arguments[8] = given, out, rows
+    parallel(body, arguments.ctypes, threads, 0)

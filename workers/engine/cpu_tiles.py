@@ -13,13 +13,11 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 
-from workers.engine.cpu_compile import inlined, intrinsic
+from workers.engine.cpu_compile import TARGET, inlined, intrinsic
 
 # What Numba compiles for, which its variables may limit; code that it keeps on disk is told apart by the same.
-_, _, _features = cpu_target.target_context.codegen().magic_tuple()
-FEATURES = frozenset(name[1:] for name in _features.split(",") if name.startswith("+"))
+FEATURES = frozenset(name[1:] for name in TARGET[2].split(",") if name.startswith("+"))
 _WIDE_REGISTERS = "avx512f" in FEATURES
 LANES = 16 if _WIDE_REGISTERS else 8
 """Outputs of a block: its sums fill one register."""
@@ -119,31 +117,23 @@ def streams_of(rows: int) -> int:
     return SUMS // (2 if rows <= 2 else 4 if rows <= 4 else 8)
 
 
-_float_2, _float_4, _float_8 = (_tile(rows, _single, _multiply_add) for rows in (2, 4, 8))
-_byte_2, _byte_4, _byte_8 = (_tile(rows, _word, _dot_bytes) for rows in (2, 4, 8))
+def _tiles(number: ir.Type, operation: _Operation) -> Any:
+    """`_tile` for so many streams as its first argument says."""
+    two, four, eight = (_tile(rows, number, operation) for rows in (2, 4, 8))
+
+    @inlined
+    def tile(
+        streams: int, sums: int, weights: int, far: int, last: int, given: int, size: int, most: int, steps: int
+    ) -> None:
+        if streams == SUMS // 2:
+            two(sums, weights, far, last, given, size, most, steps)
+        elif streams == SUMS // 4:
+            four(sums, weights, far, last, given, size, most, steps)
+        else:
+            eight(sums, weights, far, last, given, size, most, steps)
+
+    return tile
 
 
-@inlined
-def float_tile(
-    streams: int, sums: int, weights: int, far: int, last: int, given: int, size: int, most: int, steps: int
-) -> None:
-    """See `_tile`; a product of float32."""
-    if streams == SUMS // 2:
-        _float_2(sums, weights, far, last, given, size, most, steps)
-    elif streams == SUMS // 4:
-        _float_4(sums, weights, far, last, given, size, most, steps)
-    else:
-        _float_8(sums, weights, far, last, given, size, most, steps)
-
-
-@inlined
-def byte_tile(
-    streams: int, sums: int, weights: int, far: int, last: int, given: int, size: int, most: int, steps: int
-) -> None:
-    """See `_tile`; rows of unsigned and weights of signed bytes."""
-    if streams == SUMS // 2:
-        _byte_2(sums, weights, far, last, given, size, most, steps)
-    elif streams == SUMS // 4:
-        _byte_4(sums, weights, far, last, given, size, most, steps)
-    else:
-        _byte_8(sums, weights, far, last, given, size, most, steps)
+float_tile = _tiles(_single, _multiply_add)
+byte_tile = _tiles(_word, _dot_bytes)

@@ -16,7 +16,6 @@ from numba import carray
 from torch import Tensor
 
 from workers.engine import cpu_threads
-from workers.engine.cpu_compile import compiled
 from workers.engine.cpu_tiles import LANES, STEP_BYTES, SUMS, float_tile, streams_of
 
 Memory = Callable[[int], Tensor]
@@ -54,7 +53,7 @@ class FewRows:
         """`[..., in]`, contiguous, to `[..., out]`."""
         out = torch.empty(*x.shape[:-1], self._outputs)
         rows = x.numel() // x.shape[-1]
-        _run(self._body, self._shape, x.data_ptr(), out.data_ptr(), rows, torch.get_num_threads())
+        cpu_threads.run(self._body, self._shape, x.data_ptr(), out.data_ptr(), rows, torch.get_num_threads())
         return out
 
 
@@ -69,14 +68,6 @@ class Arena:
         """`[count]`; of its own memory when the array is used up."""
         first, self._taken = self._taken, self._taken + count
         return self._array[first : self._taken] if self._taken <= len(self._array) else torch.empty(count)
-
-
-@compiled
-def _run(body: int, shape: Any, x: int, out: int, rows: int, threads: int) -> None:
-    arguments = np.empty(9, dtype=np.intp)
-    arguments[:6] = shape
-    arguments[6], arguments[7], arguments[8] = x, out, rows
-    cpu_threads.parallel(body, arguments.ctypes, threads, 0)
 
 
 def _part(arguments: Any) -> None:
