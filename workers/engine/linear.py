@@ -10,6 +10,7 @@ product takes the others.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -170,18 +171,26 @@ def pack_linears(model: nn.Module, *, spare_bytes: int = 0) -> None:
     Args:
         spare_bytes: memory for second copies of weights, which make small steps faster: all of them or none.
     """
-    size = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear | Conv1D))
+    size = dense_parameters(model)
     memory = Arena(large_pages(size)) if size * torch.float32.itemsize <= spare_bytes else None
+    for parent, name, weight, bias in dense_layers(model):
+        layer = pack(weight, bias)
+        if memory is not None and isinstance(layer, MklLinear):
+            layer.keep_for_few_rows(weight, memory)
+        setattr(parent, name, layer)
+
+
+def dense_parameters(model: nn.Module) -> int:
+    """Weights of all dense layers."""
+    return sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear | Conv1D))
+
+
+def dense_layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, Tensor | None]]:
+    """Where each dense layer is, to be replaced there, its weight `[out, in]` and its bias."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                weight = child.weight
+                yield parent, name, child.weight, child.bias
             elif type(child) is Conv1D:
                 # GPT-2's own layer: the same product with the weight stored the other way round.
-                weight = child.weight.t()
-            else:
-                continue
-            layer = pack(weight, child.bias)
-            if memory is not None and isinstance(layer, MklLinear):
-                layer.keep_for_few_rows(weight, memory)
-            setattr(parent, name, layer)
+                yield parent, name, child.weight.t(), child.bias

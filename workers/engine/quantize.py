@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from workers.engine import cpu_kernels
 from workers.engine.byte_product import MOST_ROWS, ByteProduct, serves
+from workers.engine.linear import dense_layers, dense_parameters
 
 Quantized = tuple[Tensor, npt.NDArray[np.float32]]
 
@@ -156,15 +156,7 @@ def quantize_linears(model: nn.Module, *, spare_bytes: int = 0) -> Activations:
         spare_bytes: memory for second copies of weights, which make small steps faster: all of them or none.
     """
     activations = Activations()
-    size = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear | Conv1D))
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                weight = child.weight
-            elif type(child) is Conv1D:
-                weight = child.weight.t()
-            else:
-                continue
-            layer = QuantizedLinear(weight, child.bias, activations, second_copy=size <= spare_bytes)
-            setattr(parent, name, layer)
+    second_copy = dense_parameters(model) <= spare_bytes
+    for parent, name, weight, bias in dense_layers(model):
+        setattr(parent, name, QuantizedLinear(weight, bias, activations, second_copy=second_copy))
     return activations
