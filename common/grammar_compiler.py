@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import llguidance
 
+from common.ascii_classes import ascii_classes
 from common.closed_objects import close_objects
 from common.errors import InvalidRequest
 from common.grammar import Grammar, grammar_error
@@ -77,7 +78,7 @@ def compile_grammar(
 
 def _source(grammar: Grammar, tokenizer: llguidance.LLTokenizer, field: str) -> str:
     if grammar.kind == "regex":
-        return llguidance.LLMatcher.grammar_from_regex(grammar.text)
+        return llguidance.LLMatcher.grammar_from_regex(ascii_classes(grammar.text))
     if '"x-guidance"' in grammar.text:
         raise grammar_error("`x-guidance` is not supported", field)
     if grammar.kind == "json":

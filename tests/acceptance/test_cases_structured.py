@@ -64,7 +64,7 @@ def test_f02_every_shape(url: str, response_format: dict[str, Any]) -> None:
 
 
 def test_f02_regex_and_text(url: str) -> None:
-    assert re.fullmatch(r"\d{3}-[a-z]{4}", content(url, {"type": "regex", "value": r"\d{3}-[a-z]{4}"}))
+    assert re.fullmatch(r"\d{3}-[a-z]{4}", content(url, {"type": "regex", "value": r"\d{3}-[a-z]{4}"}), re.ASCII)
     assert choice(url, [user(script("ok"))], response_format={"type": "text"})["message"]["content"] == "ok"
 
 
