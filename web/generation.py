@@ -21,7 +21,7 @@ from common.protocols.dialects import ErrorForm
 from common.served_models import ServedModel
 from common.tracing.call_span import CallSpan, Operation
 from common.validation import Ask, ValidRequest
-from common.wire import Tokens
+from common.wire import Job, Tokens
 from web import sse
 from web.deadline import Deadline
 from web.disconnect import RequestLifetime
@@ -188,47 +188,18 @@ async def open_generation(
     """
     lifetime = RequestLifetime.of(request.scope)
     record: RequestRecord = request.context.record
-    if stream:
-        record.streams()
-    if services.tracing is None:
-        trace = trace_context(request.scope)
-    else:
-        parent = server_span(request.scope)
-        record.span = CallSpan(services.tracing, parent, operation, model.id, stream=stream, sequences=sequences)
-        trace = record.span.headers
+    trace = _trace(services, request, model, operation, stream=stream, sequences=sequences)
     outliving = None if plan is None else services.resumption.outlive(lifetime, plan)
     running = RunningRequest("" if plan is None else plan.owner)
     lifetime.stack.callback(services.running.enter(request, running))
     entry = await enter(services, request, model.id, sequences, resumed=plan is not None and plan.stored is not None)
     lifetime.stack.callback(entry.release)
     record.entered("validation")
-    jobs, requests = [], []
-    weight = request.context.key.weight if request.context.key is not None else 1.0
-    name = "max_new_tokens"
-    for ask in await asks():
-        name = ask.names.get("max_new_tokens", "max_new_tokens")
-        known_adapters = None if ask.adapter is None else await services.workers.adapters(model.id)
-        valid = _as_before(await model.validator.validate(ask, known_adapters), plan)
-        record.validated(valid)
-        requests.append(valid)
-        jobs.append(
-            services.client.new_job(
-                valid.prompt_ids,
-                valid.parameters,
-                model=model.id,
-                adapter=valid.adapter,
-                tenant=request.context.tenant,
-                weight=weight,
-                trace=trace,
-            )
-        )
-    if plan is not None and len(jobs) > 1:
-        raise InvalidRequest(f"`{RESUME}` wants one prompt, given {len(jobs)}")
-    await entry.reserve(requests, name)
+    requests, limit_field = await _validated(services, model, asks, plan, record)
+    await entry.reserve(requests, limit_field)
     record.entered("dispatch")
+    jobs = [_job(services, request, model, valid, trace, plan) for valid in requests]
     deadline: Deadline = request.context.deadline
-    if plan is not None and plan.stored is not None:
-        jobs = [msgspec.structs.replace(jobs[0], id=plan.stored.job, attempt=plan.attempt)]
     streams = [services.client.generate(job, deadline.remaining()) for job in jobs]
     tokens: TokenStream | MergedStream | KeptStream = streams[0] if len(streams) == 1 else MergedStream(streams)
     origin = Origin.new() if plan is None else plan.origin
@@ -243,6 +214,67 @@ async def open_generation(
     if outliving is not None:
         outliving.generation = generation
     return generation
+
+
+def _trace(
+    services: Services, request: Request, model: ServedModel, operation: Operation, *, stream: bool, sequences: int
+) -> dict[str, str]:
+    """Tell the request's record what it is; the trace context for its jobs."""
+    record: RequestRecord = request.context.record
+    if stream:
+        record.streams()
+    if services.tracing is None:
+        return trace_context(request.scope)
+    parent = server_span(request.scope)
+    record.span = CallSpan(services.tracing, parent, operation, model.id, stream=stream, sequences=sequences)
+    return record.span.headers
+
+
+async def _validated(
+    services: Services,
+    model: ServedModel,
+    asks: Callable[[], Awaitable[Sequence[Ask]]],
+    plan: Resumable | None,
+    record: RequestRecord,
+) -> tuple[list[ValidRequest], str]:
+    """The requests, and what the caller's dialect calls `max_new_tokens`.
+
+    Raises:
+        InvalidRequest: one breaks a rule, or several are to be resumed.
+    """
+    requests = []
+    limit_field = "max_new_tokens"
+    for ask in await asks():
+        limit_field = ask.names.get("max_new_tokens", "max_new_tokens")
+        known_adapters = None if ask.adapter is None else await services.workers.adapters(model.id)
+        valid = _as_before(await model.validator.validate(ask, known_adapters), plan)
+        record.validated(valid)
+        requests.append(valid)
+    if plan is not None and len(requests) > 1:
+        raise InvalidRequest(f"`{RESUME}` wants one prompt, given {len(requests)}")
+    return requests, limit_field
+
+
+def _job(
+    services: Services,
+    request: Request,
+    model: ServedModel,
+    valid: ValidRequest,
+    trace: dict[str, str],
+    plan: Resumable | None,
+) -> Job:
+    job = services.client.new_job(
+        valid.prompt_ids,
+        valid.parameters,
+        model=model.id,
+        adapter=valid.adapter,
+        tenant=request.context.tenant,
+        weight=request.context.key.weight if request.context.key is not None else 1.0,
+        trace=trace,
+    )
+    if plan is None or plan.stored is None:
+        return job
+    return msgspec.structs.replace(job, id=plan.stored.job, attempt=plan.attempt)
 
 
 def begin_record(services: Services, request: Request) -> None:
