@@ -30,3 +30,10 @@ def resident_mib(pid: int) -> float:
 def cpu_seconds(pid: int) -> float:
     """CPU time its threads have had, those that have ended excepted."""
     return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether it has a handler for a signal by now."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = int(status.partition("SigCgt:")[2].split(maxsplit=1)[0], 16)
+    return bool(caught >> (number - 1) & 1)

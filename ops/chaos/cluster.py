@@ -23,6 +23,7 @@ from ops.chaos.tcp_proxy import TcpProxy
 from ops.embedded_redis import EmbeddedRedis
 from ops.local_service import Part
 from ops.ports import free_port
+from ops.process_figures import catches
 from workers.engine.default_model import ensure_default_model
 
 HOST = "127.0.0.1"
@@ -51,6 +52,8 @@ class Member:
     part: Part
     started: float = field(default_factory=monotonic)
     asked_to_stop: bool = False
+    stop_statuses: frozenset[int] = frozenset((0,))
+    """What it may end with when asked to stop."""
     killed: bool = False
     starts: int = 1
     again_at: float | None = None
@@ -126,9 +129,14 @@ class Cluster:
         await asyncio.to_thread(self._stop)
 
     def terminate(self, member: Member) -> None:
-        """SIGTERM, unless a fault that overlaps has sent one: a second one means at once. It has to end with status 0."""
+        """SIGTERM, unless a fault that overlaps has sent one: a second one means at once. It has to end with status 0.
+
+        A process that has only just begun, and does not listen for signals yet, dies of it.
+        """
         if not member.asked_to_stop:
+            listens = member.part.alive and catches(member.pid, signal.SIGTERM)
             member.asked_to_stop = True
+            member.stop_statuses = frozenset((0,) if listens else (0, -signal.SIGTERM))
             member.part.terminate()
 
     async def kill(self, member: Member) -> None:
@@ -223,7 +231,7 @@ class Cluster:
             return
         if member.again_at is None:
             status = member.part.process.returncode
-            if not (member.killed or (member.asked_to_stop and status == 0)):
+            if not (member.killed or (member.asked_to_stop and status in member.stop_statuses)):
                 self.exits.append(f"{member.name} ended with {status}: {member.part.tail(300)}")
             member.failures = member.failures + 1 if now - member.started < EARLY_SECONDS else 0
             member.again_at = now + min(RESTART_SECONDS * 2**member.failures, 5.0)

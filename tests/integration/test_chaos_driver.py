@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -18,6 +21,7 @@ from ops.chaos.questions import STREAM, WHOLE, Question, scripted_question
 from ops.chaos.report import Report
 from ops.chaos.runs import Struck, row_of
 from ops.chaos.verdict import Verdict, judge, said
+from ops.process_figures import catches
 
 ERROR = b'{"error":"Incomplete generation","error_type":"incomplete_generation"}'
 
@@ -106,6 +110,19 @@ def test_answers_are_counted_under_a_row_of_their_time() -> None:
     assert met(9, 14, "error") == "several"
     assert met(9, 11, "error") == "web-kill"
     assert met(30, 31, "cut") == "none"
+
+
+def test_a_process_that_listens_for_a_signal_is_told_from_one_that_does_not() -> None:
+    listening = "import signal, sys; signal.signal(signal.SIGTERM, print); print('now', flush=True); sys.stdin.read()"
+    deaf = "import sys; print('now', flush=True); sys.stdin.read()"
+    for program, catching in ((listening, True), (deaf, False)):
+        command = [sys.executable, "-c", program]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"now\n"
+            assert catches(process.pid, signal.SIGTERM) is catching
+            assert not catches(process.pid, signal.SIGUSR1)
+            process.kill()
 
 
 def test_options_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
