@@ -8,6 +8,7 @@ the function that compilers call for `#pragma omp parallel`, and share torch's t
 from __future__ import annotations
 
 import ctypes
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ import torch
 from numba import types
 
 from workers.engine.cpu_compile import compiled, compiled_callback, intrinsic
+
+_log = logging.getLogger(__name__)
 
 _PARALLEL, _NUMBER, _COUNT = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 
@@ -44,6 +47,8 @@ def _find() -> bool:
 
 AVAILABLE = _find()
 """Whether compiled code may call what follows: torch has an OpenMP library, as its builds for Linux do."""
+if not AVAILABLE:
+    _log.warning("torch's OpenMP library was not found: products of few rows are torch's own on the CPU, which is slower")
 
 # The address of a thread's body, its argument (an array's `ctypes`, which keeps it alive), the number of threads, and nought.
 parallel = types.ExternalFunction(_PARALLEL, types.void(types.intp, types.voidptr, types.uint32, types.uint32))
