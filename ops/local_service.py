@@ -113,7 +113,7 @@ class LocalService:
         """Address of the first web node."""
         return self.urls[0]
 
-    def start(self, *, timeout: float = 120.0) -> Self:
+    def start(self, *, timeout: float = 240.0) -> Self:
         """Start everything and wait until every web node is healthy and every worker is ready."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._prepare_model()
@@ -173,7 +173,7 @@ class LocalService:
         }
         return Part(f"{kind}-{self._started}", arguments, environment, self.directory)
 
-    def wait_ready(self, timeout: float = 120.0) -> None:
+    def wait_ready(self, timeout: float = 240.0) -> None:
         """Wait until every living web node answers `/health` with 200 and sees all living workers as ready.
 
         Raises:

@@ -7,6 +7,8 @@ import socket
 from pathlib import Path
 
 _TRIES = 50
+_given: set[int] = set()
+"""Who asked for them may not listen yet."""
 
 
 class PortTaken(RuntimeError):
@@ -17,7 +19,7 @@ def free_port(host: str) -> int:
     """A free port below the range the kernel gives to outgoing connections, where there is such a range.
 
     Inside that range a client that keeps dialling a dead server's port can come to talk to itself, and then holds the
-    port the server wants back.
+    port the server wants back. No port of that kind is given twice by a process.
 
     Raises:
         PortTaken: nothing can listen on `host`.
@@ -27,11 +29,14 @@ def free_port(host: str) -> int:
     except (OSError, ValueError, IndexError):
         first_outgoing = 0
     candidates = random.sample(range(10_000, first_outgoing), _TRIES) if first_outgoing > 10_000 + _TRIES else []
-    for port in [*candidates, 0]:
+    for port in [*(port for port in candidates if port not in _given), 0]:
         try:
-            return _bind(host, port)
+            free = _bind(host, port)
         except OSError as error:
             problem = error
+        else:
+            _given.add(free)
+            return free
     raise PortTaken(f"cannot listen on {host}: {problem.strerror}; HOSTNAME chooses another address")
 
 

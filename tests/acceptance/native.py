@@ -15,11 +15,13 @@ from typing import Any, Self
 import httpx
 
 from ops.local_service import LocalService, Part
+from tests.acceptance.observation import Observer
 from tests.contract.tgi import check_answer
 from tests.event_streams import data_of
 
 GENERATING = ("/", "/generate", "/generate_stream")
 TIMEOUT = 120.0
+IN_FLIGHT = "tgq_requests_in_flight"
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """Name and labels of one line of `/metrics`."""
 
@@ -131,11 +133,20 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any
 def settled(service: LocalService) -> None:
     """Wait until no request is under way, so that what one test left does not show in the next."""
 
-    def idle() -> bool:
+    def told_of_none() -> bool:
         series = samples(service.url)
-        return value(series, "tgi_batch_current_size") == value(series, "tgi_queue_size") == 0
+        return not any(value(series, name) for name in ("tgi_batch_current_size", "tgi_queue_size", IN_FLIGHT))
 
-    until(idle, "the engine to be idle")
+    with Observer(service) as seen:
+        # What the engines do is told with a heartbeat, which may be from before the last request.
+        until(seen.idle, "the end of all requests")
+    until(told_of_none, "the engine to be idle")
+
+
+def until_free(service: LocalService) -> None:
+    """Wait until no place of any web node is taken: each gives those of its answers back a moment after them."""
+    with Observer(service) as seen:
+        until(lambda: seen.permits() == 0, "all places to be free")
 
 
 class Occupied:
@@ -157,15 +168,23 @@ class Occupied:
     ) -> None:
         self._over.set()
         self._thread.join(30)
-        until(lambda: value(samples(self._url), "tgq_requests_in_flight") == 0, "the place to be free")
+        until(lambda: value(samples(self._url), IN_FLIGHT) == 0, "the place to be free")
 
     def _run(self) -> None:
+        # The requests before, at any node, leave their places a moment after their answers.
+        while not self._over.is_set() and not self._ran():
+            time.sleep(0.02)
+
+    def _ran(self) -> bool:
         body = {"inputs": script("slow ", repeat=1000, step_ms=50), "parameters": {"max_new_tokens": 1000}}
         with httpx.stream("POST", f"{self._url}/generate_stream", json=body, timeout=TIMEOUT) as response:
+            if response.status_code == 429:
+                return False
             for _ in response.iter_raw():
                 self._begun.set()
                 if self._over.is_set():
-                    return
+                    break
+        return True
 
 
 @contextmanager

@@ -99,10 +99,10 @@ class Observer:
             and all(not (record.stats.waiting or record.stats.reserved_tokens) for record in records)
         )
 
-    async def until_idle(self, seconds: float = 5.0) -> None:
+    async def until_idle(self, seconds: float = 20.0) -> None:
         await until(self.idle, seconds, "the end of all requests")
 
-    async def until_heard(self, seconds: float = 10.0) -> None:
+    async def until_heard(self, seconds: float = 30.0) -> None:
         """Until every worker has said what it does now."""
         told = self._heartbeats()
         await until(

@@ -11,4 +11,6 @@ SETTINGS = {
     "MAX_BATCH_SIZE": str(SLOTS),
     "TGQ_HEARTBEAT_SECONDS": "0.1",
     "TGQ_WORKER_DEAD_AFTER": str(DEAD_AFTER),
+    # An engine that a test stops stays so for as long as the test needs.
+    "TGQ_ENGINE_FROZEN_TIMEOUT": "30",
 }

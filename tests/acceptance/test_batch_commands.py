@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pty
+import re
 import signal
 import subprocess
 import sys
@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 from ops.cli import app
 from ops.local_service import LocalService
 from tests.acceptance.batches import by_id, content, jsonl, line, saying
+from tests.terminal import Terminal
 
-SECONDS = 90
+SECONDS = 200
 DONE, FAILED, BAD_USAGE, WITH_FAILED_LINES, INTERRUPTED = 0, 1, 2, 3, 130
 
 
@@ -151,26 +152,16 @@ def test_errors_are_one_line(tgq: _Batch, arguments: tuple[str, ...], status: in
 
 
 def test_a_terminal_has_a_bar(tgq: _Batch) -> None:
-    # Lines end one after the other, over three seconds: how many are left cannot be told before some have.
-    source = tgq.file(*(saying(str(number), "word " * (1 + number), step_ms=30) for number in range(100)))
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        command("submit", source, "--watch"),
-        cwd=tgq.directory,
-        env=environment(tgq.service),
-        stdout=theirs,
-        stderr=theirs,
-    ) as watching:
-        os.close(theirs)
-        shown = b""
-        with contextlib.suppress(OSError):  # How a terminal says that nobody writes any more.
-            while part := os.read(ours, 65536):
-                shown += part
-    os.close(ours)
-    assert watching.returncode == DONE
-    text = shown.decode()
-    for words in ("of 100 lines", "tokens/s", " left", "completed, 100 of 100 lines answered"):
-        assert words in text
+    # Lines end one after the other, for a minute: how many are left cannot be told before some have.
+    source = tgq.file(*(saying(str(number), "word " * (1 + 4 * number), step_ms=150) for number in range(100)))
+    with Terminal(command("submit", source, "--watch"), environment(tgq.service)) as watching:
+        for words in ("of 100 lines", "tokens/s", " left"):
+            watching.see(words, SECONDS)
+        found = re.search(r"batch_\w+", watching.shown)
+        assert found is not None
+        assert tgq("cancel", found[0]).returncode == DONE
+        assert watching.end(SECONDS) == FAILED
+    assert f"{found[0]}: cancelled" in watching.shown
 
 
 def test_run_on_a_service(tgq: _Batch) -> None:

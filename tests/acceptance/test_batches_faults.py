@@ -35,7 +35,9 @@ def test_nothing_is_lost_and_nothing_comes_twice() -> None:
     chance = random.Random(SEED)
     kills = [(chance.uniform(0.05, 0.9) * LINES, kind) for kind in ("runner", "worker") for _ in range(KILLS)]
     with LocalService(SETTINGS, workers=2, batch_workers=1) as service, BatchClient(service.url) as client:
-        lines = [saying(f"line {number}", text(number), repeat=3, step_ms=10) for number in range(LINES)]
+        # The last lines go on for seconds: it must not be over before the last kill.
+        paces = [10] * (LINES - 16) + [100] * 16
+        lines = [saying(f"line {number}", text(number), repeat=3, step_ms=pace) for number, pace in enumerate(paces)]
         batch = client.submit(lines)
         struck = []
         for moment, kind in sorted(kills):

@@ -15,7 +15,7 @@ from ops.local_service import LocalService
 from tests.acceptance.batches import by_id, content, jsonl, line, saying
 from tests.acceptance.chat import CHAT
 
-SECONDS = 60
+SECONDS = 120
 
 
 @pytest.fixture(scope="module")

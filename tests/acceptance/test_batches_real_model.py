@@ -51,7 +51,7 @@ def client(real_service: LocalService) -> Iterator[BatchClient]:
     with BatchClient(real_service.url) as client:
         yield client
     runner.terminate()
-    assert runner.wait(30) == 0
+    assert runner.wait(60) == 0
     real_service.batch_workers.remove(runner)
 
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 from ops.cli import app
 from ops.local_service import LocalService
-from tests.acceptance.native import script, until
+from tests.acceptance.native import script, until, until_free
 
 DONE, FAILED, WITH_FAILED_REQUESTS, INTERRUPTED = 0, 1, 3, 130
 FIRST_MS, STEP_MS, TOKENS = 100, 30, 8
@@ -72,11 +72,12 @@ def test_a_sweep_shows_the_pace_of_the_model(service: LocalService, directory: P
     for point in found["points"]:
         assert (point["sent"], point["completed"], point["failures"]) == (4, 4, {})
         assert (point["output_tokens"], point["tokens_counted_by"]) == (4 * TOKENS, "usage")
-        # No upper bounds: this machine has other things to do.
+        # No upper bounds: this machine has other things to do. What makes a first token late is not the pace's.
+        ttft, tpot, itl, e2e = (point[f"{name}_ms"]["mean"] for name in ("ttft", "tpot", "itl", "e2e"))
         assert point["ttft_ms"]["p50"] >= FIRST_MS
-        assert point["tpot_ms"]["p50"] >= 0.8 * STEP_MS
-        assert point["itl_ms"]["mean"] >= 0.8 * STEP_MS
         assert point["e2e_ms"]["p50"] >= FIRST_MS + (TOKENS - 1) * STEP_MS
+        assert FIRST_MS + (TOKENS - 1) * STEP_MS <= ttft + (TOKENS - 1) * tpot + 1 <= e2e + 2
+        assert itl == pytest.approx(tpot, rel=0.01)
         assert point["output_throughput"] == pytest.approx(4 * TOKENS / point["duration_s"])
         assert point["request_goodput"] == 0
         assert point["prompt_tokens"] > 4 * TOKENS
@@ -128,10 +129,10 @@ def test_failures_are_counted_by_kind(service: LocalService, directory: Path) ->
         directory / "failing.jsonl",
         script("yes"),
         script("no", repeat=9, raise_at=2),
-        "far too long " * 20_000,
+        "far too long " * 2_000,
         script("late", first_ms=30_000),
     )
-    load = ("--concurrency", "4", "--num-prompts", "4", "--timeout", "4", "--warmup", "0")
+    load = ("--concurrency", "4", "--num-prompts", "4", "--timeout", "6", "--warmup", "0")
     done = bench(service.url, *load, "--api", "tgi", "--dataset", dataset, "--json", file)
     (point,) = told(done, file, WITH_FAILED_REQUESTS)["points"]
     assert point["failures"] == {"stream error": 1, "HTTP 422": 1, "timeout": 1}
@@ -139,9 +140,12 @@ def test_failures_are_counted_by_kind(service: LocalService, directory: Path) ->
     assert "the script raises at token 2" in done.stdout
 
 
-def test_refusals_are_no_failures_of_the_bench(service: LocalService, directory: Path, paced: Path) -> None:
+def test_refusals_are_no_failures_of_the_bench(service: LocalService, directory: Path) -> None:
     file = directory / "refused.json"
-    load = ("--request-rate", "inf", "--num-prompts", "40", "--dataset", paced)
+    # None of the first eight may be answered before the others come.
+    dataset = prompts(directory / "slow.jsonl", script("at last", first_ms=2000))
+    load = ("--request-rate", "inf", "--num-prompts", "40", "--dataset", dataset, "--warmup", "0")
+    until_free(service)
     (point,) = told(bench(service.url, *load, "--json", file), file, WITH_FAILED_REQUESTS)["points"]
     assert point["failures"]["HTTP 429"] + point["completed"] == 40
     assert point["completed"] >= 8
@@ -186,7 +190,7 @@ def test_a_signal_keeps_what_was_measured(service: LocalService, directory: Path
             [*command, *load], env={**os.environ, "API_KEY": "sesame"}, stdout=output, stderr=output
         )
     try:
-        until(lambda: "concurrency 3, round 1 " in log.read_text(), "the first round")
+        until(lambda: "concurrency 3, round 1 " in log.read_text(), "the first round", 120)
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == INTERRUPTED, log.read_text()
     finally:

@@ -14,7 +14,7 @@ import pytest
 
 from ops.local_service import LocalService
 from tests.acceptance.chat import choice, post, refused, user
-from tests.acceptance.native import script
+from tests.acceptance.native import TIMEOUT, script
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,8 @@ def test_d13_a_chats_tokens_can_be_counted(real_service: LocalService, text: str
     used = post(url, [user(text)], max_tokens=1).json()["usage"]
     assert used["prompt_tokens"] == len(tokens)
     parameters = {"details": True, "decoder_input_details": True, "max_new_tokens": 1}
-    details = httpx.post(f"{url}/generate", json={"inputs": prompt, "parameters": parameters}).json()["details"]
+    asked = {"inputs": prompt, "parameters": parameters}
+    details = httpx.post(f"{url}/generate", json=asked, timeout=TIMEOUT).json()["details"]
     assert [token["id"] for token in details["prefill"]] == [token["id"] for token in tokens]
 
 

@@ -22,7 +22,7 @@ CALL = '<tool_call>\n{"name": "clock", "arguments": {"place": "Zürich", "zone":
 CLOCK = {"name": "clock", "parameters": {"properties": {"place": {"type": "string"}, "zone": {"type": "string"}}}}
 SCHEMA = {
     "type": "object",
-    "properties": {"a": {"type": "string", "minLength": 20, "maxLength": 30}},
+    "properties": {"a": {"type": "string", "minLength": 150, "maxLength": 160}},
     "required": ["a"],
 }
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -34,7 +34,10 @@ def service(two_workers: LocalService) -> LocalService:
 
 
 def asked(step_ms: int) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Streams that go on right only with the ids so far: each kind of state that a resumed answer must have again."""
+    """Streams that go on right only with the ids so far: each kind of state that a resumed answer must have again.
+
+    All are about as long: none may be over by the time each has brought `HEARD` events.
+    """
     tokenizer = Tokenizer(find_model(Settings.of(model_id="scripted"), weights=False))
     letters = [token for letter in "tokenization" for token in tokenizer.ids(letter, add_special_tokens=False)]
     assert len(letters) > len(tokenizer.ids("tokenization", add_special_tokens=False))
@@ -43,15 +46,15 @@ def asked(step_ms: int) -> dict[str, tuple[str, dict[str, Any]]]:
         said = script(text, step_ms=step_ms, repeat=fields.pop("repeat", 1))
         return CHAT, {"messages": [{"role": "user", "content": said}], "max_tokens": 60, "seed": 3, **fields}
 
-    drawn = {"temperature": 8, "frequency_penalty": 1.5, "presence_penalty": 1, "logprobs": 1, "max_tokens": 40}
+    drawn = {"temperature": 8, "frequency_penalty": 1.5, "presence_penalty": 1, "logprobs": 1, "max_tokens": 50}
     return {
         # The text of these tokens has other tokens.
-        "ids": ("/generate_stream", {"inputs": script(ids=letters, repeat=3, step_ms=step_ms)}),
-        "characters": ("/generate_stream", {"inputs": script("🤗한글é", repeat=4, step_ms=step_ms)}),
+        "ids": ("/generate_stream", {"inputs": script(ids=letters, repeat=4, step_ms=step_ms)}),
+        "characters": ("/generate_stream", {"inputs": script("🤗한글é", repeat=5, step_ms=step_ms)}),
         "drawn": (TEXT, {"prompt": script("x", repeat=60, step_ms=step_ms), "seed": 3, **drawn}),
-        "stop": chat("ABC DEFGXY ", repeat=6, stop=["DEFGH", "XYZ"]),
+        "stop": chat("ABC DEFGXY ", repeat=9, stop=["DEFGH", "XYZ"]),
         "call": chat(CALL, tools=[{"type": "function", "function": CLOCK}], tool_choice="required"),
-        "format": chat("no json", repeat=40, response_format={"type": "json", "value": SCHEMA}),
+        "format": chat("no json", repeat=40, response_format={"type": "json", "value": SCHEMA}, max_tokens=80),
     }
 
 

@@ -122,7 +122,7 @@ def test_c32_bodies_over_the_limit(url: str, path: str) -> None:
             assert response.status_code == 413
             assert str(limit) in error_of(response)["error"]
     # A body of exactly the limit is read: it is no JSON.
-    assert checked(httpx.post(url + path, content=b" " * limit, headers=JSON)).status_code == 400
+    assert checked(httpx.post(url + path, content=b" " * limit, headers=JSON, timeout=TIMEOUT)).status_code == 400
 
 
 def test_c32_a_limit_of_ones_own(guarded: tuple[str, Part]) -> None:

@@ -20,6 +20,7 @@ from ops.embedded_redis import EmbeddedRedis
 from ops.local_service import LocalService
 from ops.process_figures import children
 from tests.acceptance.native import (
+    IN_FLIGHT,
     TIMEOUT,
     Series,
     another_web_node,
@@ -90,9 +91,14 @@ async def test_i03_counters_of_several_processes_and_nodes(scripted_service: Loc
         assert served(first, before[0], "tgi_request_generated_tokens_sum") == 0.75 * waves * wave * 4
         for start, seen in zip(before, scrapes, strict=True):
             check_monotone([start, *seen], gauges(first))
+        until(lambda: in_flight(first) == in_flight(second) == 0, "the end of all requests")
         for url in (first, second):
-            assert {value(samples(url), "tgq_requests_in_flight") for _ in range(20)} == {0}
+            assert {in_flight(url) for _ in range(20)} == {0}
         check_latency(first)
+
+
+def in_flight(url: str) -> float:
+    return value(samples(url), IN_FLIGHT)
 
 
 def check_monotone(scrapes: list[Mapping[Series, float]], falling: set[str]) -> None:
@@ -109,7 +115,7 @@ def check_latency(url: str) -> None:
         begin = time.monotonic()
         httpx.get(f"{url}/metrics", timeout=TIMEOUT)
         fastest = min(fastest, time.monotonic() - begin)
-    assert fastest < 0.2
+    assert fastest < 1  # of the ten seconds that Prometheus waits
 
 
 TGI_NAMES = {
@@ -151,15 +157,19 @@ OUR_NAMES = {
 def test_i05_figures_people_look_for(scripted_service: LocalService) -> None:
     """TGI's names are there without a suffix, and ours: time to first token, between tokens, in each hop, losses."""
     url = scripted_service.url
+    settled(scripted_service)
     before = samples(url)
     for _ in range(10):
         assert len(events(post(f"{url}/generate_stream", script("one two three", step_ms=5)))) == 4
     refused(post(f"{url}/generate_stream", ""), "inputs")
     assert post(f"{url}/generate", script("x", raise_at=0)).status_code == 424
-    with httpx.stream("POST", f"{url}/generate_stream", json={"inputs": script("x " * 99, step_ms=50)}) as leaving:
+    with httpx.stream(
+        "POST", f"{url}/generate_stream", json={"inputs": script("x " * 99, step_ms=200)}, timeout=TIMEOUT
+    ) as leaving:
         next(leaving.iter_raw())
     cancelled = ("tgq_cancelled_total", (("phase", "decode"),))
     until(lambda: samples(url).get(cancelled, 0) == before.get(cancelled, 0) + 1, "the cancelled request")
+    settled(scripted_service)
     # The engines' figures come with their workers' heartbeats.
     until(lambda: {name for name, _ in samples(url)} >= TGI_NAMES | OUR_NAMES, "all names")
     after = samples(url)
@@ -198,7 +208,7 @@ def test_i06_prompts_and_answers_stay_private(scripted_service: LocalService) ->
     post(f"{url}/generate", PROMPT_MARK, stop=STOP_MARK, temperature=PROMPT_MARK)
     post(f"{url}/tokenize", PROMPT_MARK)
     httpx.post(f"{url}/generate", content=f'{{"inputs": "{PROMPT_MARK}', headers={"content-type": "application/json"})
-    with httpx.stream("POST", f"{url}/generate_stream", json={"inputs": marked}) as leaving:
+    with httpx.stream("POST", f"{url}/generate_stream", json={"inputs": marked}, timeout=TIMEOUT) as leaving:
         next(leaving.iter_raw())
     settled(service)
 

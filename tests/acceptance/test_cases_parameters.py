@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from common.protocols.tgi_request import GenerateParameters
 from ops.local_service import LocalService
 from tests.acceptance.native import GENERATING, TIMEOUT, checked, events, post, refused, script, text_of
+from tests.event_streams import data_of
 
 SENTENCE = " The quick brown fox jumps over the lazy dog."
 NULLABLE = sorted(GenerateParameters.model_fields)
@@ -308,18 +309,24 @@ INPUTS = st.one_of(st.text(st.characters(codec="utf-8"), max_size=30), VALUES)
 PARAMETERS = st.dictionaries(st.sampled_from([*NULLABLE, "unknown", "stop_sequences"]), VALUES, max_size=6)
 
 
+def no_number(constant: str) -> None:
+    """A word of an answer may be one of them, a value never."""
+    raise AssertionError(constant)
+
+
 def test_c42_nothing_a_client_sends_breaks_the_server(url: str) -> None:
     """Random requests get an answer or a refusal in the contract's words, never a server error."""
     client = httpx.Client(base_url=url, timeout=TIMEOUT)
 
-    @settings(max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    # The same requests each time: some are for thousands of tokens, and luck decides how many of those there are.
+    @settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(path=st.sampled_from([*GENERATING, "/tokenize"]), inputs=INPUTS, parameters=PARAMETERS, stream=VALUES)
     def send(path: str, inputs: Any, parameters: dict[str, Any], stream: Any) -> None:
         body = {"inputs": inputs, "parameters": parameters, "stream": stream}
         response = checked(client.post(path, json=body))
         assert response.status_code in (200, 422), response.text
-        assert "NaN" not in response.text
-        assert "Infinity" not in response.text
+        for data in data_of(response.text) if "event-stream" in response.headers["content-type"] else [response.text]:
+            json.loads(data, parse_constant=no_number)
 
     with client:
         send()

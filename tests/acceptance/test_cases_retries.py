@@ -37,7 +37,7 @@ async def test_b07_of_a_clients_tries_one_runs_at_a_time(scripted_service: Local
         before = await generated_so_far(seen)
         with pytest.raises(openai.APITimeoutError):
             impatient.completions.create(model="tgi", prompt=prompt, max_tokens=2000)
-        await until(lambda: seen.running() == 0 and seen.permits() == 0, 5, "the end of the last try")
+        await until(lambda: seen.running() == 0 and seen.permits() == 0, 10, "the end of the last try")
         # About 130: steps of 25 ms for as long as a client waits. A single try that went on would come to 1,200.
         assert await generated_so_far(seen) - before < 1000
 
@@ -46,7 +46,8 @@ async def test_b07_a_key_makes_one_call_of_them(scripted_service: LocalService, 
     text = "worth waiting for " * 10
     with Observer(scripted_service) as seen, impatient:
         before = await generated_so_far(seen)
-        answer = impatient.completions.create(
+        # More tries than a machine that has time needs: the answer takes two of them.
+        answer = impatient.with_options(max_retries=3 * RETRIES).completions.create(
             model="tgi",
             prompt=script(text, step_ms=50),
             max_tokens=200,
@@ -55,6 +56,6 @@ async def test_b07_a_key_makes_one_call_of_them(scripted_service: LocalService, 
         assert answer.choices[0].text == text
         assert answer.usage is not None
         assert answer.usage.completion_tokens * 0.05 > PATIENCE
-        await until(lambda: generated(seen) >= before + answer.usage.completion_tokens, 5, "the engine's count")  # type: ignore[union-attr]
+        await until(lambda: generated(seen) >= before + answer.usage.completion_tokens, 30, "the engine's count")  # type: ignore[union-attr]
         assert generated(seen) - before == answer.usage.completion_tokens
         assert seen.redis.keys(f"{KEYS.prefix}:idempotency:*")

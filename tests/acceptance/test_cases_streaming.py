@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +211,7 @@ def commenting(scripted_service: LocalService) -> Iterator[str]:
 
 def test_a23_comments_in_silence(commenting: str) -> None:
     """A silent stream gets comments, from its admission on and between tokens, and never within an event."""
-    body = {"inputs": script("one two three", first_ms=600, step_ms=500)}
+    body = {"inputs": script("one two three", first_ms=2000, step_ms=400)}
     with httpx.stream("POST", f"{commenting}/generate_stream", json=body, timeout=TIMEOUT) as response:
         assert response.status_code == 200
         chunks = list(response.iter_raw())
@@ -234,16 +235,16 @@ def test_a24_comments_are_rare_and_can_be_turned_off(scripted_service: LocalServ
 
 def test_a25_nothing_holds_events_back(url: str) -> None:
     """The headers of a stream keep proxies from buffering or packing it, and each event arrives when it is made."""
-    body = {"inputs": script("one two three four", step_ms=150)}
+    body = {"inputs": script(" on", repeat=1000, step_ms=150), "parameters": {"max_new_tokens": 1000}}
     headers = {"accept-encoding": "gzip, br"}
     with httpx.stream("POST", f"{url}/generate_stream", json=body, headers=headers, timeout=TIMEOUT) as response:
-        chunks = list(response.iter_raw())
+        chunks = list(islice(response.iter_raw(), 4))
     assert response.headers["x-accel-buffering"] == "no"
     assert response.headers["cache-control"] == "no-cache"
     assert response.headers["content-type"] == "text/event-stream"
     assert not {"content-length", "content-encoding"} & set(response.headers)
-    assert len(parse_events(b"".join(chunks).decode())) == 5
-    assert len(chunks) > 2
+    # Of an answer that takes minutes.
+    assert 4 <= len(parse_events(b"".join(chunks).decode())) < 200
 
 
 def test_a27_the_flag_and_the_route_decide_the_type(url: str) -> None:

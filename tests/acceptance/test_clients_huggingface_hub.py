@@ -11,7 +11,7 @@ from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import GenerationError, OverloadedError, ValidationError
 
 from ops.local_service import LocalService
-from tests.acceptance.native import Occupied, another_web_node, script
+from tests.acceptance.native import Occupied, another_web_node, script, until_free
 
 TEXT = "naïve 🤗 words\u2028and\u0085more"
 SECONDS = 60
@@ -34,11 +34,17 @@ def _online(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def commenting(scripted_service: LocalService) -> Iterator[str]:
-    """A web node that fills every short silence with comments and admits one request."""
+def narrow(scripted_service: LocalService) -> Iterator[str]:
     settings = {"TGQ_KEEPALIVE_SECONDS": "0.05", "MAX_CONCURRENT_REQUESTS": "1"}
     with another_web_node(scripted_service, settings) as (url, _):
         yield url
+
+
+@pytest.fixture
+def commenting(scripted_service: LocalService, narrow: str) -> str:
+    """A web node that fills every short silence with comments and admits one request, whose place is free."""
+    until_free(scripted_service)
+    return narrow
 
 
 def test_plain(scripted_service: LocalService) -> None:
@@ -79,6 +85,7 @@ async def test_the_asynchronous_client(scripted_service: LocalService, commentin
         output = await client.text_generation(script(TEXT), details=True)
         assert output.details is not None
         assert output.details.finish_reason == "eos_token"
+    until_free(scripted_service)
     async with AsyncInferenceClient(commenting, timeout=SECONDS) as client:
         prompt = script(TEXT, step_ms=120, first_ms=200)
         pieces = [piece async for piece in await client.text_generation(prompt, stream=True)]

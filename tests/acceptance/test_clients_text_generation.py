@@ -11,7 +11,7 @@ from text_generation.errors import GenerationError, OverloadedError, ValidationE
 from text_generation.types import FinishReason, StreamResponse  # type: ignore[import-untyped]
 
 from ops.local_service import LocalService
-from tests.acceptance.native import Occupied, another_web_node, script
+from tests.acceptance.native import Occupied, another_web_node, script, until_free
 
 pytestmark = [
     # The client calls methods that its own dependencies have renamed since.
@@ -32,11 +32,17 @@ def _collected() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def commenting(scripted_service: LocalService) -> Iterator[str]:
-    """A web node that fills every short silence with comments and admits one request."""
+def narrow(scripted_service: LocalService) -> Iterator[str]:
     settings = {"TGQ_KEEPALIVE_SECONDS": "0.05", "MAX_CONCURRENT_REQUESTS": "1"}
     with another_web_node(scripted_service, settings) as (url, _):
         yield url
+
+
+@pytest.fixture
+def commenting(scripted_service: LocalService, narrow: str) -> str:
+    """A web node that fills every short silence with comments and admits one request, whose place is free."""
+    until_free(scripted_service)
+    return narrow
 
 
 def check_stream(events: list[StreamResponse], text: str) -> None:
@@ -72,6 +78,7 @@ def test_generate_stream_with_comments_between(commenting: str) -> None:
 async def test_the_asynchronous_client(scripted_service: LocalService, commenting: str) -> None:
     response = await AsyncClient(scripted_service.url, timeout=SECONDS).generate(script(TEXT), max_new_tokens=50)
     assert response.generated_text == TEXT
+    until_free(scripted_service)
     client = AsyncClient(commenting, timeout=SECONDS)
     stream = client.generate_stream(script(TEXT, step_ms=120, first_ms=200), max_new_tokens=50)
     check_stream([event async for event in stream], TEXT)

@@ -131,7 +131,7 @@ class Containers:
         return file
 
 
-def wait(condition: Callable[[], bool], containers: Containers, patience: float = 120.0, pause: float = 0.2) -> None:
+def wait(condition: Callable[[], bool], containers: Containers, patience: float = 240.0, pause: float = 0.2) -> None:
     deadline = time.monotonic() + patience
     while not condition():
         ended = [name for name, process in containers.processes.items() if process.poll() is not None]

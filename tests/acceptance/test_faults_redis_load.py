@@ -18,7 +18,7 @@ from tests.acceptance.observation import Observer, assert_alive, in_flight, unti
 
 STREAMS = 16
 SLOTS = 6
-SERVING_AGAIN = 10.0
+SERVING_AGAIN = 20.0
 ENDED_WITHIN = 60.0
 SETTINGS = {
     "MODEL_ID": "scripted",
@@ -105,7 +105,7 @@ async def test_a_restart_under_load(service: LocalService, client: httpx.AsyncCl
         texts = await asyncio.gather(*streams)
     for number, text in enumerate(texts):
         assert text == text_of(number) or (how == "wipe" and text == "error"), (number, text)
-    await seen.until_idle()
+    await seen.until_idle(20)
     assert await in_flight(client) == 0
     assert_alive(*service.web, *service.workers)
 
@@ -129,7 +129,7 @@ async def test_a_worker_that_is_cut_off_loses_and_repeats_nothing(
         assert_alive(*service.workers)
         wire.hole = False
         service.wait_ready(30)
-        await seen.until_idle(15)
+        await seen.until_idle(20)
         more = await begin(client, range(STREAMS), chance)
         assert await asyncio.gather(*more) == texts
         assert await in_flight(client) == 0

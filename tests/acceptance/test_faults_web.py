@@ -27,7 +27,10 @@ OTHER = {"authorization": "Bearer two-two-two"}
 WORDS = script("word after word ", repeat=20, step_ms=25)
 LONG = {"inputs": script("on and on ", repeat=300, step_ms=20), "parameters": {"max_new_tokens": 1000}}
 
-SAMPLED = {"inputs": WORDS, "parameters": {"max_new_tokens": 100, "do_sample": True, "temperature": 5.0, "seed": 7}}
+DRAWN: dict[str, Any] = {"max_new_tokens": 100, "do_sample": True, "temperature": 5.0, "seed": 7}
+SAMPLED = {"inputs": WORDS, "parameters": DRAWN}
+SAMPLED_LONG = {"inputs": script("word ", repeat=1000, step_ms=25), "parameters": {**DRAWN, "max_new_tokens": 1000}}
+"""To be left in the middle."""
 SEVERAL = {"messages": [{"role": "user", "content": WORDS}], "max_tokens": 80, "n": 2, "stream": True, "seed": 7}
 SEVERAL |= {"stream_options": {"include_usage": True}, "logprobs": True, "temperature": 1.5}
 PLAIN = {"prompt": WORDS, "max_tokens": 80, "stream": True, "temperature": 0}
@@ -44,6 +47,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
         "MAX_BATCH_SIZE": "4",
         "TGQ_API_KEYS_FILE": str(keys),
         "TGQ_RESUME_SECONDS": str(RESUME_SECONDS),
+        "TGQ_HEARTBEAT_SECONDS": "0.25",
     }
     with LocalService(settings, web=2, workers=2) as running:
         yield running
@@ -62,20 +66,26 @@ class Part:
     def __init__(self, response: httpx.Response) -> None:
         self.response = response
         self._chunks = response.aiter_raw()
-        self.raw = b""
+        self._received = b""
+        """More than was asked for, perhaps."""
+        self.events = 0
+        """That its client has heard."""
 
     async def hear(self, events: int) -> None:
-        while self.raw.count(b"\n\n") < events:
-            self.raw += await anext(self._chunks)
+        while self._received.count(b"\n\n") < events:
+            self._received += await anext(self._chunks)
+        self.events = events
 
     @property
-    def events(self) -> int:
-        return self.raw.count(b"\n\n")
+    def raw(self) -> bytes:
+        """What its client has heard."""
+        return b"".join(event + b"\n\n" for event in self._received.split(b"\n\n")[: self.events])
 
     async def rest(self) -> bytes:
+        """All, to the end."""
         while (chunk := await anext(self._chunks, None)) is not None:
-            self.raw += chunk
-        return self.raw
+            self._received += chunk
+        return self._received
 
 
 def resumable(name: str, last: int | None = None) -> dict[str, str]:
@@ -136,6 +146,7 @@ async def test_b08_b09_a_lost_stream_goes_on_at_another_node(
 
 async def test_a_drawn_seed_is_kept(service: LocalService, client: httpx.AsyncClient) -> None:
     body = {"inputs": "Draw", "parameters": {"max_new_tokens": 60, "do_sample": True, "temperature": 50.0}}
+    # However soon it is over, its client has heard no more than five events.
     part = await begin(client, service.urls[0] + NATIVE, body, resumable("drawn"), 5)
     await part.response.aclose()
     rest = await client.post(service.urls[1] + NATIVE, json=body, headers=resumable("drawn", part.events))
@@ -166,21 +177,25 @@ async def test_a_stream_outlives_its_web_node(service: LocalService, client: htt
 
 async def test_a_draining_node_lets_its_stream_go(service: LocalService, client: httpx.AsyncClient) -> None:
     """Its client need not wait for the end of the node to go on elsewhere, and the node need not wait for the stream."""
-    undisturbed = (await client.post(service.urls[1] + NATIVE, json=SAMPLED)).content
     node = service.add_web()
     url = service.urls.pop()
     service.web.pop()
     try:
         await until(lambda: answers(client, url), 60, "the new node")
-        part = await begin(client, url + NATIVE, SAMPLED, resumable("drained"), 5)
+        part = await begin(client, url + NATIVE, SAMPLED_LONG, resumable("drained"), 5)
         node.terminate()
-        await until(lambda: refuses(client, url), 10, "the drain")
+        await until(lambda: refuses(client, url), 15, "the drain")
         headers = resumable("drained", part.events)
-        heard = part.raw
-        rest = await client.post(service.urls[1] + NATIVE, json=SAMPLED, headers=headers)
-        assert heard + rest.content == undisturbed
-        assert json.loads(data_of((await part.rest()).decode())[-1])["error_type"] == "taken_over"
-        assert node.wait(20) == 0
+        again = await begin(client, service.urls[1] + NATIVE, SAMPLED_LONG, headers, 20)
+        *told, error = data_of((await part.rest()).decode())
+        assert json.loads(error)["error_type"] == "taken_over"
+        assert node.wait(30) == 0
+        # What the node said on to nobody is said again.
+        await again.hear(max(20, len(told)))
+        said = data_of((part.raw + again.raw).decode())
+        assert said[: len(told)] == told
+        assert await cancel(client, service.urls[1], "drained") == 200
+        await again.rest()
     finally:
         node.kill()
 
@@ -194,6 +209,7 @@ async def test_a_kept_stream_outlasts_a_redis_that_forgets_it(service: LocalServ
     service.redis.kill()
     service.redis.start()
     assert await part.rest() == undisturbed
+    await until(lambda: answers(client, service.urls[1]), 20, "Redis to be found again")
     rest = await client.post(there, json=SAMPLED, headers=resumable("forgotten", heard.count(b"\n\n")))
     assert heard + rest.content == undisturbed
 
@@ -211,16 +227,16 @@ async def answers(client: httpx.AsyncClient, url: str) -> bool:
 
 async def test_of_two_clients_the_last_one_has_the_stream(service: LocalService, client: httpx.AsyncClient) -> None:
     here, there = (url + NATIVE for url in service.urls[:2])
-    undisturbed = (await client.post(here, json=SAMPLED)).content
-    first = await begin(client, here, SAMPLED, resumable("two"), 4)
-    heard = first.events
-    second = await begin(client, there, SAMPLED, resumable("two", heard), 1)
-    told = await first.rest()
-    error = json.loads(data_of(told.decode())[-1])
-    assert error["error_type"] == "taken_over"
-    assert told[: told.rindex(b"id: ")] == undisturbed[: told.rindex(b"id: ")]
-    rest = await second.rest()
-    assert b"\n\n".join(undisturbed.split(b"\n\n")[heard:]) == rest
+    first = await begin(client, here, SAMPLED_LONG, resumable("two"), 4)
+    second = await begin(client, there, SAMPLED_LONG, resumable("two", first.events), 1)
+    heard = first.raw
+    *told, error = data_of((await first.rest()).decode())
+    assert json.loads(error)["error_type"] == "taken_over"
+    # Past the place where the first one was cut off.
+    await second.hear(len(told) + 10)
+    assert data_of((heard + second.raw).decode())[: len(told)] == told
+    assert await cancel(client, service.urls[0], "two") == 200
+    await second.rest()
 
 
 async def test_b09_what_is_not_there_is_not_gone_on_with(service: LocalService, client: httpx.AsyncClient) -> None:
@@ -251,6 +267,7 @@ async def test_b09_what_is_not_there_is_not_gone_on_with(service: LocalService, 
 
 async def test_b09_who_comes_too_late_is_told_so(service: LocalService, client: httpx.AsyncClient) -> None:
     with Observer(service) as seen:
+        await seen.until_idle(20)
         part = await begin(client, service.urls[0] + NATIVE, LONG, resumable("gone"))
         await part.response.aclose()
         assert seen.permits() == 1
@@ -315,7 +332,7 @@ async def test_waiting_and_whole_answers_are_cancelled(service: LocalService, cl
     here, there = service.urls[:2]
     with Observer(service) as seen:
         running = [asyncio.create_task(post_whole(client, here, "twin")) for _ in range(8)]
-        await until(lambda: seen.running() == 8, 10, "full engines")
+        await until(lambda: seen.running() == 8, 15, "full engines")
         queued = asyncio.create_task(post_whole(client, here, "queued"))
         await until(lambda: seen.queued() == 1, 10, "the queue")
         assert await cancel(client, there, "queued") == 200

@@ -16,8 +16,8 @@ from ops.local_service import LocalService
 from tests.acceptance.clients import body, generate, http_client, script
 from tests.acceptance.observation import Observer, in_flight, read_metric, until
 
-LIMIT = 64
-REQUESTS = 200
+LIMIT = 40
+REQUESTS = 120
 OVERLOADED = {"error": "Model is overloaded", "error_type": "overloaded"}
 
 
@@ -42,7 +42,7 @@ def said(number: int) -> str:
 
 async def request(client: httpx.AsyncClient, url: str, number: int) -> Outcome:
     """One request, every second one a stream."""
-    payload = body(script(said(number), step_ms=150, first_ms=2000))
+    payload = body(script(said(number), step_ms=100, first_ms=3000))
     if number % 2:
         response = await client.post(f"{url}/generate", json=payload)
         text = response.json().get("generated_text")
@@ -78,7 +78,7 @@ async def test_exactly_the_limit_is_served_and_the_others_are_refused_at_once(
             refused = [outcome.ended_at for outcome in outcomes if outcome.status == 429]
             assert (len(served), len(refused)) == (LIMIT, REQUESTS - LIMIT)
             assert max(refused) < min(served), "a refusal waited for a place"
-            await seen.until_idle()
+            await seen.until_idle(20)
         assert await in_flight(client, *urls) == 0
         assert sum([await read_metric(client, "tgq_rejected_total", url) for url in urls]) - refused_before == len(
             refused

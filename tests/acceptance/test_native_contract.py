@@ -57,7 +57,7 @@ def test_prompt_details(scripted_service: LocalService, path: str) -> None:
 def test_the_other_routes(scripted_service: LocalService) -> None:
     url = scripted_service.url
     for path in ("/", "/health", "/ping", "/info", "/metrics"):
-        assert checked(httpx.get(url + path)).status_code == 200
+        assert checked(httpx.get(url + path, timeout=TIMEOUT)).status_code == 200
     assert post(f"{url}/tokenize", "naïve 🤗").status_code == 200
 
 
@@ -74,7 +74,9 @@ def test_bodies_that_are_no_request(scripted_service: LocalService, path: str, a
         (b'{"inputs": "' + b"x" * 2_000_000 + b'"}', JSON, 413),
     ]
     for content, headers, status in bodies:
-        response = checked(httpx.post(scripted_service.url + path, content=content, headers=headers | accept))
+        response = checked(
+            httpx.post(scripted_service.url + path, content=content, headers=headers | accept, timeout=TIMEOUT)
+        )
         assert response.status_code == status
         assert error_of(response)["error_type"] == "validation"
 
@@ -153,7 +155,7 @@ def test_overloaded(narrow: str) -> None:
                 assert response.status_code == 429
                 assert error_of(response) == {"error": "Model is overloaded", "error_type": "overloaded"}
                 assert int(response.headers["retry-after"]) >= 1
-        assert checked(httpx.get(f"{narrow}/health")).status_code == 200
+        assert checked(httpx.get(f"{narrow}/health", timeout=TIMEOUT)).status_code == 200
         assert post(f"{narrow}/tokenize", "x").status_code == 200
     assert post(f"{narrow}/generate", script("in")).json() == {"generated_text": "in"}
 
@@ -174,7 +176,7 @@ def test_no_worker_and_no_redis(scripted_service: LocalService, tmp_path: Path) 
         settings = {"REDIS_URL": redis.url, "TGQ_QUEUE_TIMEOUT": "0.5"}
         with another_web_node(scripted_service, settings) as (url, _):
             for path in ("/", "/health", "/ping"):
-                unhealthy = checked(httpx.get(url + path))
+                unhealthy = checked(httpx.get(url + path, timeout=TIMEOUT))
                 assert (unhealthy.status_code, error_of(unhealthy)["error_type"]) == (503, "healthcheck")
             for path in GENERATING:
                 late = post(url + path, "x", headers=EVENTS_ALONE, stream=True)
@@ -198,7 +200,7 @@ def test_paths_and_methods(scripted_service: LocalService) -> None:
             if (method, path) == ("GET", "/metrics"):
                 continue
             body = json.dumps({"inputs": script("x")})
-            response = checked(httpx.request(method, url + path, content=body, headers=JSON))
+            response = checked(httpx.request(method, url + path, content=body, headers=JSON, timeout=TIMEOUT))
             assert response.status_code in (200, 404, 405), (method, path)
             assert (response.status_code == 404) is (path == "/nope")
             assert ("allow" in response.headers) is (response.status_code == 405)

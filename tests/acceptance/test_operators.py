@@ -19,7 +19,9 @@ TEXT = "again and again "
 
 
 @pytest.fixture
-def service(two_workers: LocalService) -> LocalService:
+def service(two_workers: LocalService, monkeypatch: pytest.MonkeyPatch) -> LocalService:
+    # They all answer, but not on a busy machine in a second.
+    monkeypatch.setattr("ops.fleet.ANSWER_SECONDS", 20.0)
     return two_workers
 
 
@@ -56,6 +58,7 @@ def test_a_request_is_seen_and_cancelled(service: LocalService) -> None:
         assert f"cancelled {job['request']}" in tgq(service, "cancel", job["request"][:12])
         last = [line for line in lines if line.startswith("data: ")][-1]
     assert json.loads(last.removeprefix("data: "))["error_type"] == "cancelled"
+    until(lambda: not listed(service, "running"), "the end of the request")
     assert "is held by a worker" in tgq(service, "cancel", job["request"], status=1)
 
 
@@ -75,11 +78,11 @@ def test_a_drained_worker_takes_nothing_until_it_is_told_to(service: LocalServic
         ]
         lines = [stream.iter_lines() for stream in opened]  # Dropped, they would close the streams.
         assert all(next(told).startswith("id: 1") for told in lines)
-        assert {row["worker"] for row in listed(service, "running")} == {second}
+        until(lambda: [row["worker"] for row in listed(service, "running")] == [second] * 3, "the streams at the other")
         # With jobs in its hands the other one is never drained while they run.
         told = tgq(service, "drain", second, "--wait", "0.5", status=3)
         assert "not drained after 0.5 s" in told
-        assert state(service, second) == "draining"
+        until(lambda: state(service, second) == "draining", "its word that it drains")
     finally:
         for client in streams:
             client.close()

@@ -22,8 +22,10 @@ TOKENIZATIONS = 30
 PROBES = 100
 PATHS = ("/health", "/health/live", "/health/ready", "/health/startup")
 P99_SECONDS = 0.2
-ROUNDS = 3
-"""Whatever else runs on the machine slows probes down, too: the best round counts."""
+ROUNDS = 10
+"""At most: whatever else runs on the machine slows probes down, too, and the best round counts. Were they to wait for load and
+tokenizing, they would in every round.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +85,7 @@ async def test_g09_load_and_tokenizing_do_not_slow_them(busy_service: LocalServi
         async def streaming() -> bool:
             return await read_metric(client, "tgi_batch_current_size") == STREAMS
 
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while not await streaming():
             assert time.monotonic() < deadline, "not all streams run"
             await asyncio.sleep(0.1)

@@ -54,7 +54,7 @@ async def test_answers_are_those_of_the_routes(tgq: Producer, scripted_service: 
         "logprobs": True,
     }
     ours = await tgq.answer("/v1/chat/completions", body)
-    theirs = await asyncio.to_thread(httpx.post, f"{scripted_service.url}/v1/chat/completions", json=body)
+    theirs = await asyncio.to_thread(httpx.post, f"{scripted_service.url}/v1/chat/completions", json=body, timeout=60)
     assert ours["choices"] == theirs.json()["choices"]
     assert ours["usage"] == theirs.json()["usage"]
 

@@ -20,7 +20,9 @@ from tests.acceptance.native import TIMEOUT, script
 from tests.event_streams import data_of, openai_data
 from tests.unit.protocols.openai_streams import join_chat, join_completion, plain_chat, plain_completion
 
-EXAMPLES = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(
+    max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 CALL = '<tool_call>\n{"name": "clock", "arguments": {"place": "Zürich"}}\n</tool_call>'
 CLOCK = {"name": "clock", "parameters": {"type": "object", "properties": {"place": {"type": "string"}}}}
 TOOLS = {"tools": [{"type": "function", "function": CLOCK}]}

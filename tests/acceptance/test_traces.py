@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from common.wire import WorkerRecord
 from ops.local_service import LocalService
 from tests.acceptance.batches import BatchClient, saying
 from tests.acceptance.clients import Stream, body, generate, script
@@ -72,7 +73,7 @@ async def test_one_trace_from_the_client_to_the_last_token(
 ) -> None:
     caller = Caller()
     asked: dict[str, Any] = {
-        "messages": [{"role": "user", "content": script(f"{MARK} sings.", first_ms=60, step_ms=20)}],
+        "messages": [{"role": "user", "content": script(f"{MARK} sings.", first_ms=600, step_ms=100)}],
         "stream": True,
         "max_tokens": 50,
         "temperature": 0.5,
@@ -116,17 +117,21 @@ async def test_one_trace_from_the_client_to_the_last_token(
     assert told["gen_ai.request.seed"] == 7
     assert told["gen_ai.response.finish_reasons"] == ["stop"]
     assert told["gen_ai.usage.output_tokens"] == by_name[process].attributes["gen_ai.usage.output_tokens"]
-    assert told["gen_ai.response.time_to_first_chunk"] >= 0.06
+    assert told["gen_ai.response.time_to_first_chunk"] >= 0.6
     assert told["gen_ai.usage.output_tokens"] >= 3
 
     stages = [by_name[name] for name in STAGES]
     assert [stage.end for stage in stages[:-1]] == [stage.begin for stage in stages[1:]]
     prefill, decode = (stage.end - stage.begin for stage in stages[1:])
-    assert prefill >= 55e6  # milliseconds before the first token
-    assert decode >= 35e6
+    tokens = told["gen_ai.usage.output_tokens"]
+    assert prefill + decode >= (600 + (tokens - 1) * 100) * 1e6 * 0.99  # as the engine measured it
+    # Where one ends and the other begins is told by when word of the first token came.
+    assert prefill >= 150e6
+    assert decode >= 50e6
     assert by_name[chat].begin <= by_name[enqueue].begin <= stages[0].begin
     assert by_name["relay"].begin >= stages[2].begin
     assert not any(span.failed for span in spans)
+    await until(lambda: [line for line in _log(service) if caller.trace in line], 15, "the request's line in the log")
     logged = json.loads(next(line for line in _log(service) if caller.trace in line))
     assert logged["trace_id"] == caller.trace
     assert logged["event"] == "request"
@@ -136,11 +141,17 @@ async def test_a_failover_is_a_second_attempt_in_the_same_trace(
     service: LocalService, client: httpx.AsyncClient, collector: OtlpReceiver, seen: Observer
 ) -> None:
     caller, text = Caller(), f"{MARK} sings on and on. "
-    asked = body(script(text, repeat=8, step_ms=25))
+    asked = body(script(text, repeat=8, step_ms=50))
+
+    def holders() -> list[WorkerRecord]:
+        return [record for record in seen.workers() if record.running]
+
+    await seen.until_idle(20)
     async with client.stream("POST", "/generate_stream", json=asked, headers=caller.headers) as response:
         stream = Stream(response)
-        await stream.hear(10)
-        (holder,) = [record for record in seen.workers() if record.running]
+        await stream.hear(3)
+        await until(holders, 20, "its worker")
+        (holder,) = holders()
         next(part for part in service.workers if part.pid == holder.pid).kill()
         while await stream.event():
             pass
@@ -155,7 +166,7 @@ async def test_a_failover_is_a_second_attempt_in_the_same_trace(
     (process,) = named(spans, f"process {QUEUE}")
     assert process.parent == second.id
     assert process.attributes["tgq.attempt"] == 2
-    assert process.attributes["tgq.generated_before"] >= 10
+    assert process.attributes["tgq.generated_before"] >= 3
     (other,) = [record.id for record in seen.workers() if record.id != holder.id]
     assert process.resource["service.instance.id"] == other
     assert [named(spans, stage)[0].parent for stage in STAGES] == [process.id] * 3
@@ -249,7 +260,7 @@ async def test_a_dead_collector_disturbs_nobody(
     parts = [*service.web, *(worker for worker in service.workers if worker.alive)]
     for part in parts:
         part.terminate()
-    assert [part.wait(15) for part in parts] == [0] * len(parts)
+    assert [part.wait(40) for part in parts] == [0] * len(parts)
     logs = [part.log.read_text() for part in parts]
     complaints = [line for log in logs for line in log.splitlines() if '"logger": "opentelemetry' in line]
     assert 1 <= len(complaints) <= 15 * len(parts)

@@ -53,7 +53,7 @@ async def _counted(settings: Settings) -> dict[str, int]:
         return {key.decode() if isinstance(key, bytes) else key: int(value) for key, value in counts.items()}
 
 
-async def _until_counted(settings: Settings, expected: dict[str, int], seconds: float = 5.0) -> None:
+async def _until_counted(settings: Settings, expected: dict[str, int], seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while (counts := await _counted(settings)) != expected:
         assert time.monotonic() < deadline, counts
@@ -166,7 +166,7 @@ async def test_a_dead_process_frees_its_permits_when_its_lease_is_out(redis_url:
         assert isinstance(await _try(lives), Overloaded)
         assert dies._task is not None
         dies._task.cancel()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while isinstance(await _try(lives, 4), Overloaded):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)
@@ -174,12 +174,13 @@ async def test_a_dead_process_frees_its_permits_when_its_lease_is_out(redis_url:
 
 
 async def test_a_living_process_keeps_its_permits_beyond_the_lease(redis_url: str) -> None:
-    settings = _settings(redis_url, max_concurrent_requests=2, lease_seconds=0.5)
+    # Renewed after a third of it: on a busy machine all of this may stand still for a second.
+    settings = _settings(redis_url, max_concurrent_requests=2, lease_seconds=2.0)
     async with instances(settings, 2) as (one, other), async_redis(settings) as client:
         await one.acquire(2)
         first = await client.zscore(KEYS.admission_leases, "process-0")
-        deadline = time.monotonic() + 5
-        while (await client.zscore(KEYS.admission_leases, "process-0") or 0) < (first or 0) + 1500:
+        deadline = time.monotonic() + 20
+        while (await client.zscore(KEYS.admission_leases, "process-0") or 0) < (first or 0) + 2001:
             assert isinstance(await _try(other), Overloaded)
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)
@@ -199,7 +200,7 @@ async def test_a_wrong_count_in_redis_heals_itself(redis_url: str, wrong: int) -
 
 async def test_without_redis_callers_are_refused_in_time_and_served_again_after(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path) as server:
-        settings = _settings(server.url, max_concurrent_requests=2, redis_timeout=0.5)
+        settings = _settings(server.url, max_concurrent_requests=2, redis_timeout=1.0)
         async with instances(settings, 1) as (admission,):
             permit = await admission.acquire()
             for interrupt, mend in ((server.freeze, server.thaw), (server.kill, server.start)):
@@ -207,7 +208,7 @@ async def test_without_redis_callers_are_refused_in_time_and_served_again_after(
                 started = time.monotonic()
                 with pytest.raises(ServiceUnavailable, match=r"^The queue \(Redis\) cannot be reached$"):
                     await admission.acquire()
-                assert time.monotonic() - started < 3
+                assert time.monotonic() - started < 10
                 mend()
                 await _until_counted(settings, {"process-0": 1})
                 with await admission.acquire():

@@ -118,16 +118,16 @@ async def test_hostile_grammars_end_within_the_limit_and_stall_nobody(checker: G
         await asyncio.gather(*(check(grammar) for grammar in HOSTILE.values()))
     over.set()
     await watcher
-    assert worst < 1.0
+    assert worst < 3.0  # one of them alone may take as long as the limit
 
 
 async def test_one_that_takes_too_long_is_killed_and_the_next_one_is_checked() -> None:
-    checker = GrammarChecker(0.3, processes=1)
+    checker = GrammarChecker(1.0, processes=1)
     try:
-        with pytest.raises(InvalidRequest, match=r"takes more than 0\.3 seconds"):
+        with pytest.raises(InvalidRequest, match=r"takes more than 1 seconds"):
             await checker.check(SLOW)
         await checker.check(Grammar("regex", "a+"))
-        with pytest.raises(InvalidRequest, match=r"takes more than 0\.3 seconds"):
+        with pytest.raises(InvalidRequest, match=r"takes more than 1 seconds"):
             await checker.check(SLOW)
     finally:
         checker.close()

@@ -98,9 +98,9 @@ async def test_reaches_it_from_everywhere(url: str, tmp_path: Path) -> None:
         with make_app(settings) as app:
             queue = client.keys.queue(MODEL, "interactive")
             app.send_task("tgq.generate", [_plain_job()], queue=queue)
-        until(lambda: ["end", "plain", "1"] in process.noted("end"), 10, "the job of a Celery producer")
+        until(lambda: ["end", "plain", "1"] in process.noted("end"), 30, "the job of a Celery producer")
         with sync_redis(settings) as commands:
-            until(lambda: not list(commands.scan_iter(f"{client.keys.unacked('')}*")), 10, "its acknowledgement")
+            until(lambda: not list(commands.scan_iter(f"{client.keys.unacked('')}*")), 30, "its acknowledgement")
         process.terminate()
         assert process.wait() == 0
     assert QUOTED not in process.output.read_text()
@@ -143,7 +143,7 @@ async def test_a_wrong_password_is_an_error_that_does_not_show_it(url: str, tmp_
             await client.ping()
     assert "wr0ng" not in str(caught.value)
     with worker(wrong, tmp_path, {"redis_connect_timeout": 0.2}) as process:
-        assert process.wait(30) == 1
+        assert process.wait(60) == 1
     output = process.output.read_text()
     assert "wr0ng" not in output
     assert "worker_cannot_start" in output
@@ -169,7 +169,7 @@ async def test_h32_a_password_is_nowhere_when_nobody_answers(tmp_path: Path) -> 
             error = "".join(format_exception(result.exception)) if result.exception is not None else ""
             told[" ".join(words)] = result.output + error
             assert isinstance(result.exception, SystemExit | None), error
-        assert process.wait(30) == 1
+        assert process.wait(60) == 1
         told |= {"web": node.log_text(), "worker": process.output.read_text()}
     assert "someone" in told["env"]
     assert all(told[name] for name in ("web", "worker", "ps", "queue", "running", "top --once"))

@@ -20,8 +20,8 @@ from ops.embedded_redis import HOST, EmbeddedRedis
 from tests.integration.workers.support import MODEL, worker
 from tests.redis_servers import MASTER_NAME, SentinelGroup
 
-RESUMED_WITHIN = 15.0
-"""A second until the primary counts as gone, a few for the election."""
+RESUMED_WITHIN = 40.0
+"""A second until the primary counts as gone, a few for the election, and more of all that on a busy machine."""
 
 
 @asynccontextmanager
@@ -53,7 +53,7 @@ async def served_again(client: GenerationClient) -> None:
     deadline = time.monotonic() + RESUMED_WITHIN
     while True:
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(15):
                 assert await text_of(client, 3) == expected(3)
                 return
         except (TgqError, TimeoutError):
@@ -90,7 +90,7 @@ async def test_streams_and_workers_outlast_a_failover(tmp_path: Path, how: str) 
                         await asyncio.sleep(0.02)
                 await asyncio.gather(*(client.redis.ping() for _ in range(12)))
                 FAULTS[how](group)
-                async with asyncio.timeout(45):
+                async with asyncio.timeout(90):
                     assert await asyncio.gather(*running) == [expected(60)] * 4
                 await served_again(client)
                 # One connection found out; the others from before are not tried one after the other.

@@ -282,6 +282,12 @@ def test_a_taken_port_is_noticed() -> None:
     check_port("127.0.0.1", free_port("127.0.0.1"))
 
 
+def test_no_port_is_given_twice() -> None:
+    """Who asked for one may not listen yet. By chance alone some eighty of these would be the same."""
+    ports = [free_port("127.0.0.1") for _ in range(2000)]
+    assert len(set(ports)) == len(ports)
+
+
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(PortTaken, match=r"cannot listen on 192\.0\.2\.1"):
         free_port("192.0.2.1")

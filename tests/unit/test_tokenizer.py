@@ -39,8 +39,9 @@ def test_other_threads_run_while_a_long_text_is_tokenized(tokenizer: Tokenizer, 
         turns += 1
     whole = time.perf_counter() - started
     thread.join()
-    # Held up, this thread would have had a turn or two; left alone, it has one every few milliseconds.
-    assert turns > 20 * whole
+    # Held up, this thread would have had a turn or two; left alone, it has one every few milliseconds, on a busy machine
+    # every few dozen.
+    assert turns > max(4, 5 * whole)
 
 
 def test_both_calls_find_the_same_ids(tokenizer: Tokenizer) -> None:

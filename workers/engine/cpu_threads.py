@@ -48,7 +48,9 @@ def _find() -> bool:
 AVAILABLE = _find()
 """Whether compiled code may call what follows: torch has an OpenMP library, as its builds for Linux do."""
 if not AVAILABLE:
-    _log.warning("torch's OpenMP library was not found: products of few rows are torch's own on the CPU, which is slower")
+    _log.warning(
+        "torch's OpenMP library was not found: products of few rows are torch's own on the CPU, which is slower"
+    )
 
 # The address of a thread's body, its argument (an array's `ctypes`, which keeps it alive), the number of threads, and nought.
 parallel = types.ExternalFunction(_PARALLEL, types.void(types.intp, types.voidptr, types.uint32, types.uint32))

@@ -90,14 +90,14 @@ class Batches:
     async def now(self, batch: BatchObject) -> BatchObject:
         return await self.store.batch(TENANT, batch.id)
 
-    async def ended(self, batch: BatchObject, seconds: float = 20.0) -> BatchObject:
+    async def ended(self, batch: BatchObject, seconds: float = 60.0) -> BatchObject:
         deadline = time.monotonic() + seconds
         while (now := await self.now(batch)).open:
             assert time.monotonic() < deadline, f"it is still {now}"
             await asyncio.sleep(0.02)
         return now
 
-    async def reaches(self, batch: BatchObject, status: BatchStatus, done: int = 0, seconds: float = 10.0) -> None:
+    async def reaches(self, batch: BatchObject, status: BatchStatus, done: int = 0, seconds: float = 60.0) -> None:
         """Wait for a status, and for so many lines to be counted as done."""
         deadline = time.monotonic() + seconds
         while True:
@@ -124,7 +124,7 @@ def settings_for(folder: Path, redis_url: str, **values: Any) -> Settings:
         redis_url=redis_url,
         model_id="scripted",
         cache_dir=folder,
-        **{"batch_storage": str(folder / "storage"), "batch_lease_seconds": 1.0, **values},
+        **{"batch_storage": str(folder / "storage"), "batch_lease_seconds": 10.0, **values},
     )
 
 
@@ -147,7 +147,7 @@ async def runner(settings: Settings) -> AsyncIterator[BatchRunner]:
         yield runner
     finally:
         stopping.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await running
 
 

@@ -35,7 +35,7 @@ def runner_process(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

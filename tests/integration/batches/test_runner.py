@@ -18,6 +18,7 @@ from tests.integration.batches.runners import (
     answer,
     batches,
     hold_after,
+    prompt_of,
     request,
     requests,
     runner,
@@ -163,13 +164,26 @@ async def test_no_more_lines_are_under_way_than_workers_have_room_for(settings: 
 
 
 async def test_several_batches_take_turns(settings: Settings, here: Batches) -> None:
-    async with worker(settings, answer, slots=4) as fake, runner(settings):
+    answered = 0
+
+    async def hold_what_is_long(fake: FakeWorker, job: Job) -> None:
+        nonlocal answered
+        if prompt_of(job).startswith("prompt"):
+            answered += 1
+            if answered > 100:
+                await fake.accept(job)
+                await fake.go.wait()
+        await answer(fake, job)
+
+    async with worker(settings, hold_what_is_long, slots=4) as fake, runner(settings):
         fake.taking = False
-        long, short = await here.create(requests(400)), await here.create(requests(10))
+        long = await here.create(requests(400))
+        short = await here.create([request(f"short {number}", f"short {number}") for number in range(10)])
         await here.reaches(short, "in_progress")
         fake.taking = True
         assert (await here.ended(short)).status == "completed"
         assert (await here.now(long)).open
+        fake.go.set()
         assert (await here.ended(long)).request_counts == Counts(400, 400, 0)
 
 
@@ -226,7 +240,7 @@ async def test_a_full_queue_is_waited_for(tmp_path: Path, redis_url: str, monkey
         batch = await here.create(requests(20))
         await here.reaches(batch, "in_progress")
         queue = here.keys.queue("scripted", "batch")
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while int(await here.redis.hget(here.keys.depth(queue), "jobs") or 0) < 2:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)

@@ -75,7 +75,7 @@ async def test_cancelled_while_nobody_ran_it(settings: Settings, here: Batches) 
 
 async def test_the_window_ends(settings: Settings, here: Batches) -> None:
     async with worker(settings, hold_after(10), slots=8) as fake, runner(settings):
-        batch = await here.create(requests(30), seconds=3)
+        batch = await here.create(requests(30), seconds=5)
         ended = await here.ended(batch)
         await until(lambda: not fake.running)
     assert (ended.status, ended.request_counts) == ("expired", Counts(30, 10, 20))
@@ -172,7 +172,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def told_all(here: Batches) -> None:
     """Wait until nothing is left to be told."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while await here.redis.exists(here.keys.webhooks, here.keys.webhook_tries):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)

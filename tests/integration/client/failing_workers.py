@@ -23,8 +23,10 @@ from tests.integration.client.fake_worker import (
 
 
 def quick(url: str, **values: Any) -> Settings:
-    """Lost workers are noticed sooner than by default, relative to the fake worker's beats as late as by default."""
-    return settings_for(url, **{"heartbeat_seconds": 0.2, "worker_dead_after": 0.6, **values})
+    """Lost workers are noticed sooner than by default, yet no sooner than a client notices that it stood still itself: so do
+    the fake workers beside it.
+    """
+    return settings_for(url, **{"heartbeat_seconds": 0.5, "worker_dead_after": 1.5, **values})
 
 
 async def paced(worker: FakeWorker, job: Job) -> None:

@@ -301,7 +301,7 @@ async def read_all(client: GenerationClient, count: int = 5, timeout: float | No
     return text_of(tokens)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait for something that happens elsewhere."""
     deadline = time.monotonic() + seconds
     while not condition():

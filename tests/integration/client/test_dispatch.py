@@ -88,7 +88,7 @@ async def test_a_server_that_is_gone_or_stands_still_fails_all_that_wait_and_lat
 ) -> None:
     queue = QUEUES[0]
     with EmbeddedRedis(tmp_path) as server:
-        settings = settings_for(server.url, redis_timeout=0.3)
+        settings = settings_for(server.url, redis_timeout=1.5)
         async with _running(settings) as (dispatcher, _):
             assert await dispatcher.push(queue, _message(queue)).done == 0
             server.freeze()

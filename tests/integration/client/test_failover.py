@@ -32,7 +32,7 @@ async def test_a_killed_workers_stream_goes_on_with_the_tokens_so_far(redis_url:
             await until(lambda: len(stream.generated_ids) >= 10)
             first.freeze()
             first.taking, second.taking = False, True
-            assert await asyncio.wait_for(text(stream), 5) == expected_text(100)
+            assert await asyncio.wait_for(text(stream), 30) == expected_text(100)
             assert (stream.worker, stream.job.attempt, stream.finish) == (second.id, 2, finish(100))
         again = second.jobs[job.id]
         assert (again.id, again.prompt_ids, again.parameters) == (job.id, job.prompt_ids, job.parameters)
@@ -54,7 +54,7 @@ async def test_a_frozen_worker_that_comes_back_stops_and_changes_nothing(redis_u
             await until(lambda: stream.worker == second.id)
             first.thaw()
             await until(lambda: first.cancelled == [stream.job.id])
-            assert await asyncio.wait_for(text(stream), 10) == expected_text(400)
+            assert await asyncio.wait_for(text(stream), 30) == expected_text(400)
         assert Cancel(stream.job.id, 2) in first.disowned
         assert client.counters.stale_frames > 0
         assert second.cancelled == []
@@ -72,7 +72,7 @@ async def test_fifty_streams_of_a_killed_worker_all_go_on(redis_url: str) -> Non
         await until(all_begun)
         assert first.taken
         first.freeze()
-        assert set(await asyncio.wait_for(asyncio.gather(*readers), 20)) == {expected_text(200)}
+        assert set(await asyncio.wait_for(asyncio.gather(*readers), 60)) == {expected_text(200)}
         assert client.counters.resent == {"worker_lost": first.taken}
         assert await second.redis.llen(second.keys.queue("scripted", "interactive")) == 0
 
@@ -85,17 +85,17 @@ async def test_without_another_worker_a_stream_waits_until_one_comes(redis_url: 
         await until(lambda: client.counters.resent.total() == 1)
         second = FakeWorker(client.settings, paced)
         await second.start()
-        assert await asyncio.wait_for(reader, 5) == expected_text(50)
+        assert await asyncio.wait_for(reader, 30) == expected_text(50)
         await second.stop()
 
 
 async def test_without_another_worker_the_queue_limit_ends_it(redis_url: str) -> None:
-    async with running(quick(redis_url, queue_timeout=1.0), paced) as (client, first):
+    async with running(quick(redis_url, queue_timeout=2.5), paced) as (client, first):
         async with client.generate(client.new_job([1], parameters(1000))) as stream:
             await until(lambda: len(stream.generated_ids) > 5)
             first.freeze()
             with pytest.raises(DeadlineExceeded) as raised:
-                await asyncio.wait_for(text(stream), 10)
+                await asyncio.wait_for(text(stream), 30)
             assert raised.value.reason == "queue_wait"
         # The job has left the queue and is not started by whoever comes.
         assert client.counters.resent == {"worker_lost": 1}
@@ -112,7 +112,7 @@ async def test_an_attempt_that_failed_through_no_fault_of_its_request_is_made_ag
         await worker.emit(job, Failed("generation", "the engine is gone", retryable=True))
 
     async with running(quick(redis_url), first_attempts(failing, failing)) as (client, worker):
-        assert await asyncio.wait_for(read_all(client, 10), 5) == expected_text(10)
+        assert await asyncio.wait_for(read_all(client, 10), 30) == expected_text(10)
         assert client.counters.resent == {"worker_failed": 2}
         assert [job.generated_ids for job in worker.jobs.values()] == [[0, 1, 2, 3]]
         await until(lambda: len(worker.released) >= 3)
@@ -126,7 +126,7 @@ async def test_hand_overs_are_not_counted(redis_url: str) -> None:
 
     settings = quick(redis_url, max_attempts=1)
     async with running(settings, first_attempts(*[stopping] * 8)) as (client, worker):
-        assert await asyncio.wait_for(read_all(client, 10), 5) == expected_text(10)
+        assert await asyncio.wait_for(read_all(client, 10), 30) == expected_text(10)
         assert client.counters.resent == {"handed_over": 8}
         assert await worker.redis.keys("tgq:attempts:*") == []
 
@@ -153,7 +153,7 @@ async def test_losses_after_new_tokens_are_no_poison(redis_url: str) -> None:
 
     async with running(quick(redis_url, max_attempts=2), first_attempts(*[dying] * 4)) as (client, worker):
         async with client.generate(client.new_job([1], parameters(20))) as stream:
-            assert await asyncio.wait_for(text(stream), 5) == expected_text(20)
+            assert await asyncio.wait_for(text(stream), 30) == expected_text(20)
         assert client.counters.resent == {"worker_failed": 4}
         lost = await worker.redis.smembers(worker.keys.attempts(stream.job.id))
         assert lost == {f"4:{worker.id}".encode()}
@@ -171,7 +171,7 @@ async def test_a_request_that_takes_its_workers_along_ends_with_an_error(redis_u
             with pytest.raises(
                 GenerationFailed, match="generation: given up after 3 lost attempts, the last because CUDA error"
             ) as raised:
-                await asyncio.wait_for(text(stream), 5)
+                await asyncio.wait_for(text(stream), 30)
         assert raised.value.reason == "attempts"
         assert worker.taken == 3
         assert client.counters.given_up == 1
@@ -189,7 +189,7 @@ async def test_what_others_lost_with_the_request_counts_as_well(redis_url: str) 
         await worker.redis.sadd(worker.keys.attempts(stream.job.id), "1:a", "1:b")
         worker.freeze()
         with pytest.raises(GenerationFailed, match="3 lost attempts"):
-            await asyncio.wait_for(text(stream), 5)
+            await asyncio.wait_for(text(stream), 30)
 
 
 async def test_a_cancellation_nobody_asked_for_is_made_good(redis_url: str) -> None:
@@ -198,7 +198,7 @@ async def test_a_cancellation_nobody_asked_for_is_made_good(redis_url: str) -> N
         await worker.emit(job, Cancelled())
 
     async with running(quick(redis_url), first_attempts(cancelling)) as (client, _):
-        assert await asyncio.wait_for(read_all(client, 10), 5) == expected_text(10)
+        assert await asyncio.wait_for(read_all(client, 10), 30) == expected_text(10)
         assert client.counters.resent == {"cancelled": 1}
 
 
@@ -210,6 +210,6 @@ async def test_a_cancellation_by_somebody_else_ends_the_stream(redis_url: str) -
 
     async with running(quick(redis_url), cancelling) as (client, worker):
         with pytest.raises(RequestCancelled, match="cancelled") as raised:
-            await asyncio.wait_for(read_all(client, 10), 5)
+            await asyncio.wait_for(read_all(client, 10), 30)
         assert raised.value.reason == "cancelled"
         assert worker.taken == 1

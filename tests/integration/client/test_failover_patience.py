@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from common.client import GenerationClient, generation, hearing
+from common.client import GenerationClient, control, generation, hearing
 from common.errors import DeadlineExceeded
 from common.parameters import GenerationParameters
 from common.wire import Accepted, Cancel, Cancelled, Failed, Frame, Job, Tokens
@@ -43,16 +43,17 @@ async def test_silence_and_lost_frames_lead_to_another_attempt(redis_url: str, m
         await worker.emit(job, Tokens(len(job.generated_ids) + 1, [token(99)]))
         await asyncio.Event().wait()
 
-    settings = quick(redis_url, stall_timeout=1.0, max_attempts=4)
+    settings = quick(redis_url, stall_timeout=1.5, max_attempts=4)
     async with running(settings, first_attempts(half_and_hang, forgets_a_frame, skips_a_token)) as (client, worker):
         job = client.new_job([1], parameters(10))
         async with client.generate(job) as stream:
-            assert await asyncio.wait_for(text(stream), 10) == expected_text(10)
+            assert await asyncio.wait_for(text(stream), 30) == expected_text(10)
         assert client.counters.resent == {"stalled": 1, "frames_lost": 2}
-        # Each time the worker was told to stop.
-        assert [cancel.below for cancel in worker.disowned] == [2, 3, 4]
-        assert worker.cancelled == [job.id] * 3
-        assert not worker.running
+        # Each time the worker was told to stop; it may have taken the next attempt before it heard of it.
+        await until(lambda: [cancel.below for cancel in worker.disowned] == [2, 3, 4])
+        assert {cancel.request for cancel in worker.disowned} == {job.id}
+        assert set(worker.cancelled) <= {job.id}
+        await until(lambda: not worker.running)
 
 
 async def test_a_worker_that_forgot_the_attempt_is_found_out(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,22 +63,24 @@ async def test_a_worker_that_forgot_the_attempt_is_found_out(redis_url: str, mon
         await until(lambda: any(len(frames) == 3 for frames in worker.frames.values()))
         worker.frames.clear()
         await worker.redis.client_kill_filter(_type="pubsub")
-        assert await asyncio.wait_for(reader, 10) == expected_text(10)
+        assert await asyncio.wait_for(reader, 30) == expected_text(10)
         assert client.counters.resent == {"frames_lost": 1}
 
 
 async def test_a_worker_with_nothing_new_is_left_alone(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hearing, "ANSWER_SECONDS", 0.5)
+    # Longer than what a client takes for its own standing still, and shorter than the questions take.
+    monkeypatch.setattr(hearing, "ANSWER_SECONDS", 1.5)
     monkeypatch.setattr(hearing, "SILENCE_ASK_SECONDS", 0.1)
     async with (
         running(quick(redis_url), half_and_hang) as (client, worker),
         client.generate(client.new_job([1], parameters())) as stream,
     ):
-        await until(lambda: len(worker.resends) >= 8)
+        await until(lambda: len(worker.resends) >= 10)
         assert stream.job.attempt == 1
 
 
-async def test_frames_nobody_waits_for_stop_their_work(redis_url: str) -> None:
+async def test_frames_nobody_waits_for_stop_their_work(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "DISOWN_SECONDS", 60.0)
     async with running(quick(redis_url), accept_and_hang) as (client, worker):
         job = client.new_job([1], parameters())
         worker.jobs[job.id] = job
@@ -139,25 +142,25 @@ async def test_children_that_have_ended_stay_ended(redis_url: str) -> None:
 async def test_a_request_has_a_limit_for_the_whole(redis_url: str) -> None:
     async with running(quick(redis_url), paced) as (client, worker):
         with pytest.raises(DeadlineExceeded, match="finished in time") as raised:
-            await read_all(client, 10_000, timeout=0.5)
+            await read_all(client, 10_000, timeout=2.0)
         assert raised.value.reason == "total"
         await until(lambda: len(worker.cancelled) == 1)
-        assert await read_all(client, 5, timeout=5) == expected_text(5)
+        assert await read_all(client, 5, timeout=30) == expected_text(5)
         (job,) = [job for job in worker.jobs.values() if job.parameters.max_new_tokens == 5]
         assert job.deadline is not None
-        assert job.deadline <= time.time() + 5
+        assert job.deadline <= time.time() + 30
 
 
 async def test_it_holds_in_the_queue_and_for_later_attempts(redis_url: str) -> None:
     async with running(quick(redis_url), half_and_hang) as (client, worker):
-        stream = await client.generate(client.new_job([1], parameters()), timeout=1.5).__aenter__()
+        stream = await client.generate(client.new_job([1], parameters()), timeout=4.0).__aenter__()
         await until(lambda: len(stream.generated_ids) == 2)
         worker.freeze()
         worker.taking = False
         await until(lambda: stream.job.attempt == 2)
         deadline = stream.job.deadline
         assert deadline is not None
-        assert deadline < time.time() + 1.5
+        assert deadline < time.time() + 4.0
         with pytest.raises(DeadlineExceeded) as raised:
             await text(stream)
         assert raised.value.reason == "total"
@@ -203,13 +206,13 @@ async def test_a_client_that_stood_still_gives_no_worker_up(redis_url: str, monk
     client = GenerationClient(settings)
     await client.start()
     try:
-        await asyncio.to_thread(up.wait, 5)
+        assert await asyncio.to_thread(up.wait, 30)
         async with client.generate(client.new_job([1], parameters(600))) as stream:
             await until(lambda: len(stream.generated_ids) > 10)
             time.sleep(2.5)  # noqa: ASYNC251 - as SIGSTOP does
-            assert await asyncio.wait_for(text(stream), 15) == expected_text(600)
+            assert await asyncio.wait_for(text(stream), 60) == expected_text(600)
         assert client.counters.resent.total() == 0
     finally:
         await client.close()
         stop.set()
-        await asyncio.to_thread(thread.join, 5)
+        await asyncio.to_thread(thread.join, 30)

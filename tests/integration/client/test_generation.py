@@ -210,7 +210,7 @@ async def test_no_worker_in_time_is_a_deadline_error_and_the_job_leaves_the_queu
 
 async def test_a_reader_that_is_too_slow_fails_alone(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_buffer, "UNREAD_FRAMES", 20)
-    monkeypatch.setattr(token_buffer, "SLOW_READER_SECONDS", 0.1)
+    monkeypatch.setattr(token_buffer, "SLOW_READER_SECONDS", 0.5)
 
     async def endless(worker: FakeWorker, job: Job) -> None:
         await worker.accept(job)
@@ -228,7 +228,7 @@ async def test_a_reader_that_is_too_slow_fails_alone(redis_url: str, monkeypatch
 
 
 def _until_queue_is_empty(url: str) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while _queue_length(url):
         assert time.monotonic() < deadline, "the job is still queued"
         time.sleep(0.01)
@@ -346,7 +346,7 @@ async def test_without_redis_requests_are_refused_in_time() -> None:
     started = time.monotonic()
     with pytest.raises(ServiceUnavailable):
         await read_all(client)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10  # a client of Redis by default waits 25 s
     assert client.open_streams == 0
     await client.close()
 

@@ -109,7 +109,7 @@ async def test_closing_cancels_every_job_and_tells_a_reader_that_waits(redis_url
             stream.close(given)
             stream.close()
             with pytest.raises(IncompleteGeneration if given is None else RequestCancelled):
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     await reader
             assert await stream.ready(0)
             await until(lambda: worker.running == 0)

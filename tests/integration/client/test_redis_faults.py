@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -29,7 +30,9 @@ from tests.integration.client.fake_worker import (
     until,
 )
 
-LONGEST_BLOCK = 0.1
+LONGEST_BLOCK = 0.5
+"""Seconds; whatever waits for Redis on the loop itself waits for `REDIS_TIMEOUT`."""
+REDIS_TIMEOUT = 1.5
 
 
 @pytest.fixture
@@ -40,21 +43,39 @@ def own_redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 
 @asynccontextmanager
 async def unblocked_loop() -> AsyncIterator[None]:
-    """Fails when something kept the event loop for longer than `LONGEST_BLOCK`, by its CPU time or its waiting."""
-    worst = 0.0
+    """Fails when something kept the event loop for longer than `LONGEST_BLOCK`, by its CPU time or its waiting.
+
+    What kept a thread beside it, too, was the machine or the garbage collector.
+    """
+    worst = pause_beside = 0.0
+    beat_beside = time.monotonic()
+    over = threading.Event()
+
+    def stand_by() -> None:
+        nonlocal pause_beside, beat_beside
+        while not over.wait(0.005):
+            now = time.monotonic()
+            pause_beside = max(pause_beside, now - beat_beside)
+            beat_beside = now
 
     async def watch() -> None:
-        nonlocal worst
+        nonlocal worst, pause_beside
         while True:
+            pause_beside = 0.0
             before = time.monotonic()
             await asyncio.sleep(0.005)
-            worst = max(worst, time.monotonic() - before - 0.005)
+            now = time.monotonic()
+            worst = max(worst, now - before - max(pause_beside, now - beat_beside))
 
+    thread = threading.Thread(target=stand_by)
+    thread.start()
     watcher = asyncio.create_task(watch())
     try:
         yield
     finally:
         watcher.cancel()
+        over.set()
+        thread.join()
     assert worst < LONGEST_BLOCK
 
 
@@ -87,21 +108,21 @@ async def test_a_stream_survives_a_restart(own_redis: EmbeddedRedis) -> None:
     async with running(settings_for(own_redis.url), in_two_halves) as (client, worker):
         half_read = asyncio.Event()
         reader = asyncio.create_task(read_first_half(client, half_read))
-        await asyncio.wait_for(half_read.wait(), 5)
+        await asyncio.wait_for(half_read.wait(), 30)
         async with unblocked_loop():
             await off_loop(own_redis.kill)
             await until(lambda: not client.connected)
             worker.go.set()
             await off_loop(own_redis.start)
-            assert await asyncio.wait_for(reader, 15) == expected_text(10)
+            assert await asyncio.wait_for(reader, 60) == expected_text(10)
         assert await read_all(client, 10) == expected_text(10)
 
 
 async def test_h25_a_silent_subscription_is_not_taken_for_a_dead_one(redis_url: str) -> None:
-    """Ten times as long as a command may take."""
-    async with running(settings_for(redis_url, redis_timeout=0.2), in_two_halves) as (client, _):
+    """Well longer than a command may take."""
+    async with running(settings_for(redis_url, redis_timeout=1.0), in_two_halves) as (client, _):
         began, subscribed = time.monotonic(), client._relay.changed_at
-        while time.monotonic() - began < 2.0:
+        while time.monotonic() - began < 2.5:
             assert client.connected
             await asyncio.sleep(0.05)
         assert client._relay.changed_at == subscribed
@@ -120,11 +141,11 @@ async def test_frames_published_while_the_subscription_was_down_are_asked_for(ow
     async with running(settings_for(own_redis.url), lossy) as (client, worker):
         half_read = asyncio.Event()
         reader = asyncio.create_task(read_first_half(client, half_read))
-        await asyncio.wait_for(half_read.wait(), 5)
+        await asyncio.wait_for(half_read.wait(), 30)
         worker.go.set()
         await off_loop(own_redis.kill)
         await off_loop(own_redis.start)
-        assert await asyncio.wait_for(reader, 15) == expected_text(10)
+        assert await asyncio.wait_for(reader, 60) == expected_text(10)
         assert worker.resends[0].from_sequence == 5
 
 
@@ -138,38 +159,38 @@ async def test_an_acceptance_lost_with_the_subscription_is_asked_for(own_redis: 
         assert worker.resends == []
         await off_loop(own_redis.kill)
         await off_loop(own_redis.start)
-        assert await asyncio.wait_for(reader, 15) == expected_text(1)
+        assert await asyncio.wait_for(reader, 60) == expected_text(1)
 
 
 async def test_a_killed_subscription_comes_back(own_redis: EmbeddedRedis) -> None:
     async with running(settings_for(own_redis.url), in_two_halves) as (client, worker):
         half_read = asyncio.Event()
         reader = asyncio.create_task(read_first_half(client, half_read))
-        await asyncio.wait_for(half_read.wait(), 5)
+        await asyncio.wait_for(half_read.wait(), 30)
         await worker.redis.client_kill_filter(_type="pubsub")
         worker.go.set()
-        assert await asyncio.wait_for(reader, 15) == expected_text(10)
+        assert await asyncio.wait_for(reader, 60) == expected_text(10)
 
 
 async def test_a_frozen_server_is_noticed_and_the_stream_goes_on_after_it(own_redis: EmbeddedRedis) -> None:
-    async with running(settings_for(own_redis.url, redis_timeout=0.3), in_two_halves) as (client, worker):
+    async with running(settings_for(own_redis.url, redis_timeout=REDIS_TIMEOUT), in_two_halves) as (client, worker):
         half_read = asyncio.Event()
         reader = asyncio.create_task(read_first_half(client, half_read))
-        await asyncio.wait_for(half_read.wait(), 5)
+        await asyncio.wait_for(half_read.wait(), 30)
         async with unblocked_loop():
             own_redis.freeze()
             started = time.monotonic()
             with pytest.raises(ServiceUnavailable):
                 await read_all(client)
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < 10  # a client of Redis by default waits 25 s
             await until(lambda: not client.connected)
             own_redis.thaw()
             worker.go.set()
-            assert await asyncio.wait_for(reader, 15) == expected_text(10)
+            assert await asyncio.wait_for(reader, 60) == expected_text(10)
 
 
 async def test_a_push_whose_answer_was_lost_is_cancelled(own_redis: EmbeddedRedis) -> None:
-    settings = settings_for(own_redis.url, redis_timeout=0.3)
+    settings = settings_for(own_redis.url, redis_timeout=REDIS_TIMEOUT)
     async with running(settings, in_two_halves) as (client, worker):
         worker.taking = False
         # A push before, so that the next one finds its connection open and is read by the server once it thaws.
@@ -199,17 +220,17 @@ async def test_a_cancel_waits_for_redis_to_come_back(own_redis: EmbeddedRedis) -
         assert client.open_streams == 0
         assert not client.idle
         await off_loop(own_redis.start)
-        await until(lambda: client.idle, 10)
+        await until(lambda: client.idle)
         assert await worker.redis.exists(worker.keys.cancelled(stream.job.id))
 
 
 async def test_redis_that_stays_away_ends_a_stream_at_the_stall_limit(own_redis: EmbeddedRedis) -> None:
-    async with running(settings_for(own_redis.url, stall_timeout=1.0), accept_and_hang) as (client, _):
+    async with running(settings_for(own_redis.url, stall_timeout=2.0), accept_and_hang) as (client, _):
         async with client.generate(client.new_job([1], parameters())) as stream:
             await until(lambda: stream.worker is not None)
             await off_loop(own_redis.kill)
             with pytest.raises(IncompleteGeneration, match="away"):
-                await asyncio.wait_for(anext(stream), 10)
+                await asyncio.wait_for(anext(stream), 30)
         await off_loop(own_redis.start)
 
 
@@ -218,7 +239,7 @@ async def test_a_server_that_forgot_the_heartbeats_does_not_end_streams(own_redi
     async with running(settings, in_two_halves) as (client, worker):
         half_read = asyncio.Event()
         reader = asyncio.create_task(read_first_half(client, half_read))
-        await asyncio.wait_for(half_read.wait(), 5)
+        await asyncio.wait_for(half_read.wait(), 30)
         worker.beating = False
         await off_loop(own_redis.kill)
         await off_loop(own_redis.start)
@@ -228,14 +249,14 @@ async def test_a_server_that_forgot_the_heartbeats_does_not_end_streams(own_redi
         assert not reader.done()
         worker.beating = True
         worker.go.set()
-        assert await asyncio.wait_for(reader, 15) == expected_text(10)
+        assert await asyncio.wait_for(reader, 60) == expected_text(10)
 
 
 async def test_a_client_started_without_redis_serves_once_it_is_there(tmp_path: Path) -> None:
     server = EmbeddedRedis(tmp_path)
     server.start()
     server.kill()
-    settings = settings_for(server.url, redis_timeout=0.5)
+    settings = settings_for(server.url, redis_timeout=REDIS_TIMEOUT)
     client = GenerationClient(settings)
     await client.start()
     assert not client.connected

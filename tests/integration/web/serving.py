@@ -34,8 +34,8 @@ class WebNode:
 
     def log_lines(self) -> list[dict[str, Any]]:
         """The structured lines logged so far."""
-        lines = self._log.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{")]
+        whole, _, _ = self.log_text().rpartition("\n")  # the last line may be half written
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
     def log_text(self) -> str:
         return self._log.read_text(encoding="utf-8")
@@ -68,7 +68,7 @@ def web_node(folder: Path, redis_url: str, **settings: Any) -> Iterator[WebNode]
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(20)
+            process.wait(60)
         finally:
             process.kill()
             process.wait()
@@ -152,7 +152,7 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(data) for data in data_of(text)]
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:
+async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 30.0) -> None:
     """Wait for something that a request can see."""
     deadline = time.monotonic() + seconds
     while not await condition():

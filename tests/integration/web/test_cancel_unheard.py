@@ -53,8 +53,11 @@ async def test_it_is_not_said_to_be_unknown_and_is_cancelled_in_the_end(
                 assert "Not every web node has answered" in refused.text
             finally:
                 wire.start()
-            # The question is asked until it is heard.
-            assert await cancel("far") == 200
+            # The question is asked until it is heard, which may take a busy machine longer than one request waits.
+            told = [await cancel("far")]
+            while told[-1] == 503 and len(told) < 10:
+                told.append(await cancel("far"))
+            assert told[-1] == 200 or (len(told) > 1 and told[-1] == 404)
             async for chunk in chunks:
                 heard += chunk
         assert json.loads(data_of(heard.decode())[-1])["error_type"] == "cancelled"

@@ -65,7 +65,7 @@ async def test_g12_a_job_whose_time_is_over_in_the_queue_never_starts(
     else:
         assert response.status_code == 504
         assert response.json() == error
-    await until(lambda: nothing_held(redis_url), 2.0)
+    await until(lambda: nothing_held(redis_url))
     async with worker(redis_url, saying("ok")) as fake:
         assert (await client.post("/generate", json={"inputs": "x"}, headers=within(30))).status_code == 200
         assert fake.taken == 1
@@ -81,7 +81,7 @@ async def test_a_stream_whose_time_is_over_ends_with_an_error(client: httpx.Asyn
         await asyncio.Event().wait()
 
     async with worker(redis_url, begin_and_hang) as fake:
-        response = await client.post("/generate_stream", json={"inputs": "x"}, headers=within(1.0))
+        response = await client.post("/generate_stream", json={"inputs": "x"}, headers=within(3.0))
         assert response.status_code == 200
         first, last = events(response.text)
         assert first["token"]["text"] == "A"
@@ -114,7 +114,8 @@ async def test_several_prompts_share_one_time(client: httpx.AsyncClient, redis_u
         response = await client.post("/v1/completions", json=body, headers=within(0.5))
         assert response.status_code == 504
         assert response.json()["error"]["message"] == "The request was not finished in time"
-        await until(lambda: len(fake.cancelled) == 2 and nothing_held(redis_url))
+        # Those that a worker has are cancelled, the others are out of the queue.
+        await until(lambda: fake.running == 0 and nothing_held(redis_url))
 
 
 async def test_waiting_for_another_call_s_answer_has_its_own_time(client: httpx.AsyncClient, redis_url: str) -> None:
@@ -170,7 +171,7 @@ async def test_attempts_are_counted_by_cause(client: httpx.AsyncClient, redis_ur
 
 @pytest.fixture(scope="module")
 def strict_node(node_folder: Path, redis_server: EmbeddedRedis) -> Iterator[WebNode]:
-    with web_node(node_folder / "strict", redis_server.url, request_timeout=1.0, queue_timeout=0.5) as node:
+    with web_node(node_folder / "strict", redis_server.url, request_timeout=3.5, queue_timeout=2.5) as node:
         yield node
 
 

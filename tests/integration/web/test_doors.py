@@ -21,7 +21,7 @@ from common.redis_clients import async_redis
 from ops.embedded_redis import EmbeddedRedis
 from tests.contract.tgi import check_answer
 from tests.integration.client.fake_worker import accept_and_hang, settings_for, until
-from tests.integration.web.serving import WebNode, saying, web_node, worker
+from tests.integration.web.serving import WebNode, eventually, saying, web_node, worker
 
 KEYS: dict[str, dict[str, Any]] = {
     "free": {},
@@ -59,6 +59,10 @@ def bearer(name: str) -> dict[str, str]:
 
 
 async def test_everything_but_health_wants_a_key_when_all_is_protected(keyed: httpx.AsyncClient) -> None:
+    async def nobody() -> bool:
+        return (await keyed.get("/health")).status_code == 503
+
+    await eventually(nobody)  # the node may have seen another test's worker when it started
     for path in ("/health", "/ping", "/"):
         assert (await keyed.get(path)).status_code == 503
     for path in ("/info", "/metrics"):
@@ -113,7 +117,8 @@ async def test_every_api_refuses_in_its_own_words(
 
 async def test_openai_s_clients_see_which_limit_was_reached(keyed: httpx.AsyncClient, redis_url: str) -> None:
     body = {"prompt": "x", "max_tokens": 199}
-    async with worker(redis_url, saying("x")):
+    # What it really takes is there again after 18 s.
+    async with worker(redis_url, saying("x" * 58)):
         first = await keyed.post("/v1/completions", json=body, headers=bearer("frugal"))
         assert first.status_code == 200, first.text
         refused = await keyed.post("/v1/completions", json=body, headers=bearer("frugal"))
@@ -153,7 +158,7 @@ async def test_requests_in_flight_are_limited_by_key(keyed: httpx.AsyncClient, n
         await asyncio.gather(first, other, return_exceptions=True)
         await until(lambda: fake.running == 0)
     async with worker(redis_url, saying("x")):
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while (answer := await keyed.post("/generate", json={"inputs": "x"}, headers=bearer("narrow"))).is_error:
             assert time.monotonic() < deadline, answer.text
             await asyncio.sleep(0.02)
@@ -223,7 +228,12 @@ ASKED: dict[str, Any] = {
 async def test_a_key_for_other_models_finds_none_here(keyed: httpx.AsyncClient, redis_url: str, route: str) -> None:
     method, path = route.split()
     fields = {name: ASKED[name] for name in _fields(path)}
+
+    async def seen() -> bool:
+        return (await keyed.get("/health")).status_code == 200
+
     async with worker(redis_url, saying("x")) as fake:
+        await eventually(seen)  # what was said of workers before may stand for half a second
         response = await keyed.request(method, path, json=fields or None, headers=bearer("elsewhere"))
         allowed = await keyed.request(method, path, json=fields or None, headers=bearer("free"))
     # The tiny model of these tests has no template.
@@ -243,7 +253,7 @@ def _fields(path: str) -> tuple[str, ...]:
 
 async def test_keys_follow_their_file(keyed: httpx.AsyncClient, node: WebNode, folder: Path) -> None:
     async def becomes(name: str, expected: int) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while (await keyed.get("/info", headers=bearer(name))).status_code != expected:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)
@@ -319,7 +329,7 @@ async def test_bodies_that_would_cost_too_much_queue_nothing_and_stop_nobody(
     check_answer(response)
     assert response.status_code == status
     assert len(response.content) < 500
-    assert longest < 2
+    assert longest < 5
     assert fake.jobs == {}
 
 

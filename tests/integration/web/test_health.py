@@ -129,11 +129,11 @@ async def test_without_redis_it_lives_and_is_not_ready(http: httpx.AsyncClient, 
             for path, status in (("live", 200), ("ready", 503), ("startup", 200)):
                 began = time.monotonic()
                 response = await http.get(f"/health/{path}")
-                assert time.monotonic() - began < 3.0, path
+                assert time.monotonic() - began < 10.0, path  # a client of Redis by default waits 25 s
                 assert path == "startup" or response.status_code == status, path
         finally:
             own_redis.thaw()
-        await eventually(ready, 20.0)
+        await eventually(ready)
 
 
 async def test_a_full_service_is_healthy(client: httpx.AsyncClient, redis_url: str) -> None:

@@ -12,7 +12,7 @@ import redis
 from common.keys import Keys
 from common.wire import Accepted, Job, Token, Tokens
 from tests.integration.client.fake_worker import FakeWorker, accept_and_hang, until
-from tests.integration.web.serving import WebNode, saying, worker
+from tests.integration.web.serving import WebNode, eventually, saying, worker
 
 KEYS = Keys()
 
@@ -35,6 +35,16 @@ async def metric(client: httpx.AsyncClient, name: str) -> float:
     return 0.0
 
 
+async def idle(client: httpx.AsyncClient) -> bool:
+    return await metric(client, "tgq_requests_in_flight") == 0
+
+
+async def cancelled_before(client: httpx.AsyncClient, *phases: str) -> float:
+    """Those of earlier tests, once none is under way."""
+    await eventually(lambda: idle(client))
+    return await cancelled(client, *phases)
+
+
 async def cancelled(client: httpx.AsyncClient, *phases: str) -> float:
     return sum([await metric(client, f'tgq_cancelled_total{{phase="{phase}"}}') for phase in phases])
 
@@ -51,23 +61,23 @@ def queued(url: str) -> int:
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
 async def test_leaving_while_queued(shared_node: WebNode, client: httpx.AsyncClient, redis_url: str, path: str) -> None:
-    before = await cancelled(client, "queue")
+    before = await cancelled_before(client, "queue")
     _, writer = await connect(shared_node, path)
     await until(lambda: queued(redis_url) == 1)
     writer.close()
-    await until(lambda: queued(redis_url) == 0 and permits(redis_url) == 0, 1.0)
+    await until(lambda: queued(redis_url) == 0 and permits(redis_url) == 0)
     assert await cancelled(client, "queue") == before + 1
     assert await metric(client, "tgq_requests_in_flight") == 0
 
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
 async def test_leaving_in_prefill(shared_node: WebNode, client: httpx.AsyncClient, redis_url: str, path: str) -> None:
-    before = await cancelled(client, "queue", "prefill")
+    before = await cancelled_before(client, "queue", "prefill")
     async with worker(redis_url, accept_and_hang) as fake:
         _, writer = await connect(shared_node, path)
         await until(lambda: fake.running == 1)
         writer.close()
-        await until(lambda: len(fake.cancelled) == 1 and permits(redis_url) == 0, 1.0)
+        await until(lambda: len(fake.cancelled) == 1 and permits(redis_url) == 0)
     # Whether the web node had heard of the worker by then is chance.
     assert await cancelled(client, "queue", "prefill") == before + 1
 
@@ -83,7 +93,7 @@ async def endless(fake: FakeWorker, job: Job) -> None:
 async def test_leaving_while_tokens_come(
     shared_node: WebNode, client: httpx.AsyncClient, redis_url: str, path: str
 ) -> None:
-    before = await cancelled(client, "queue", "prefill", "decode")
+    before = await cancelled_before(client, "queue", "prefill", "decode")
     async with worker(redis_url, endless) as fake:
         reader, writer = await connect(shared_node, path)
         if path == "/generate_stream":
@@ -91,7 +101,7 @@ async def test_leaving_while_tokens_come(
         else:
             await until(lambda: any(len(frames) > 5 for frames in fake.frames.values()))
         writer.close()
-        await until(lambda: len(fake.cancelled) == 1 and permits(redis_url) == 0, 1.0)
+        await until(lambda: len(fake.cancelled) == 1 and permits(redis_url) == 0)
     assert await cancelled(client, "queue", "prefill", "decode") == before + 1
     assert await metric(client, "tgq_streams") == 0
 

@@ -161,7 +161,7 @@ async def test_health_needs_a_ready_worker(client: httpx.AsyncClient, redis_url:
         return response.status_code
 
     async def becomes(expected: int) -> None:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 30
         while await status("/health") != expected:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)
@@ -253,7 +253,8 @@ async def test_tokens_that_arrive_together_are_sent_together(client: httpx.Async
     ):
         chunks = [chunk async for chunk in response.aiter_raw()]
     assert [event["index"] for event in events(b"".join(chunks).decode())] == list(range(1, 8))
-    assert len(chunks) == 1
+    # Beside comments, when it took longer than a silence may last.
+    assert len([chunk for chunk in chunks if b"data:" in chunk]) == 1
 
 
 async def test_too_many_requests_are_refused_at_once(client: httpx.AsyncClient, redis_url: str) -> None:

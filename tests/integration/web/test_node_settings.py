@@ -10,7 +10,7 @@ import pytest
 
 from ops.embedded_redis import EmbeddedRedis
 from tests.contract.tgi import check_answer
-from tests.integration.web.serving import saying, web_node, worker
+from tests.integration.web.serving import eventually, saying, web_node, worker
 
 
 @pytest.mark.parametrize("given", [None, "wrong", "Bearer wrong", "Basic c2VjcmV0", "Bearer secret2", "Bearer"])
@@ -81,6 +81,12 @@ async def test_metrics_of_several_processes_add_up(node_folder: Path, redis_url:
                 # A new connection each: the kernel spreads them over the processes.
                 async with httpx.AsyncClient(base_url=node.url, timeout=30) as http:
                     assert (await http.post("/generate", json={"inputs": "x"})).status_code == 200
+
+        async def over() -> bool:
+            async with httpx.AsyncClient(base_url=node.url, timeout=30) as http:
+                return value((await http.get("/metrics")).text, "tgq_requests_in_flight") == 0
+
+        await eventually(over)  # the process that answered may still be about to count the end
         seen = []
         for _ in range(10):
             async with httpx.AsyncClient(base_url=node.url, timeout=30) as http:
@@ -104,14 +110,14 @@ async def test_redis_away_is_503_in_time_and_nothing_needs_a_restart(node_folder
                 for path in ("/generate", "/generate_stream", "/"):
                     started = time.monotonic()
                     response = await http.post(path, json={"inputs": "x", "stream": True})
-                    assert time.monotonic() - started < 3
+                    assert time.monotonic() - started < 10  # a client of Redis by default waits 25 s
                     check_answer(response)
                     assert response.status_code == 503
                     assert response.json()["error_type"] == "unavailable"
                     assert "retry-after" in response.headers
                 started = time.monotonic()
                 health = await http.get("/health")
-                assert time.monotonic() - started < 3
+                assert time.monotonic() - started < 10  # a client of Redis by default waits 25 s
                 check_answer(health)
                 assert health.status_code == 503
                 assert (await http.get("/info")).status_code == 200
@@ -120,7 +126,7 @@ async def test_redis_away_is_503_in_time_and_nothing_needs_a_restart(node_folder
                 assert "tgi_request_count" in metrics.text
 
             async def served() -> None:
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + 60
                 async with worker(server.url, saying("back")):
                     while (response := await http.post("/generate", json={"inputs": "x"})).status_code != 200:
                         assert time.monotonic() < deadline, response.text

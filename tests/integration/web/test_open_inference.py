@@ -90,9 +90,9 @@ async def test_refusals_have_the_protocols_form(
     client: httpx.AsyncClient, redis_url: str, path: str, body: Any, status: int, said: str
 ) -> None:
     async def seen() -> bool:
-        return (await client.get("/health")).status_code == 200
+        return "its-own" in (await client.get("/v2/models")).json()["models"]
 
-    async with worker(redis_url, saying("ok"), adapters=[]) as fake:
+    async with worker(redis_url, saying("ok"), adapters=["its-own"]) as fake:
         await eventually(seen)  # what was said of workers before may stand for half a second
         response = await client.post(path, json=body)
     assert response.status_code == status
@@ -148,7 +148,11 @@ async def test_unknown_versions_are_not_there(client: httpx.AsyncClient, redis_u
 
 
 async def test_what_the_server_and_its_model_are(client: httpx.AsyncClient, redis_url: str) -> None:
+    async def ready() -> bool:
+        return (await client.get("/v2/health/ready")).status_code == 200
+
     async with worker(redis_url, saying("ok")):
+        await eventually(ready)  # what was said of workers before may stand for half a second
         server = (await client.get("/v2")).json()
         assert server == {"name": "tgq", "version": __version__, "extensions": ["generate"]}
         assert (await client.get("/v2/models")).json() == {"models": ["scripted"]}
@@ -182,7 +186,7 @@ async def test_a_client_that_leaves_ends_its_request(client: httpx.AsyncClient, 
     async with worker(redis_url, accept_and_hang) as fake:
         async with client.stream("POST", STREAM, json={"text_input": "x"}) as response:
             assert response.status_code == 200
-            assert fake.running == 1
+            await until(lambda: fake.running == 1)
         await until(lambda: fake.running == 0)
 
 

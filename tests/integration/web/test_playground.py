@@ -77,7 +77,11 @@ async def test_the_status_tells_of_queue_and_workers(client: httpx.AsyncClient, 
         return bool(model["workers"] == {"ready": 1} and model["queued"] == 0)
 
     model = {"name": "scripted", "queued": 0, "oldest_seconds": 0.0, "running": 0, "workers": {}, "progress": 0.0}
-    assert await status() == model
+
+    async def nobody() -> bool:
+        return await status() == model
+
+    await eventually(nobody)
     told = (await client.get("/playground/status")).json()
     assert (told["chat"], told["max_top_logprobs"]) == (False, 20)
     body = {"inputs": "hello", "parameters": {"max_new_tokens": 3}}

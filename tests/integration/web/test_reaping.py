@@ -20,13 +20,19 @@ from web.reaping import Reaping
 
 KEYS = Keys("reaping")  # Web nodes of other tests reap too.
 QUEUE = KEYS.queue(MODEL, "interactive")
-DEAD_AFTER = 1.0
+DEAD_AFTER = 2.0
 WORKER = "w"
 
 
 @asynccontextmanager
 async def reaping(redis_url: str) -> AsyncIterator[None]:
-    settings = settings_for(redis_url, worker_dead_after=DEAD_AFTER, heartbeat_seconds=0.4, key_prefix=KEYS.prefix)
+    settings = settings_for(
+        redis_url,
+        worker_dead_after=DEAD_AFTER,
+        heartbeat_seconds=0.4,
+        redis_timeout=3 * DEAD_AFTER,  # its commands outlast the pause
+        key_prefix=KEYS.prefix,
+    )
     client = async_redis(settings)
     reaper = Reaping(client, settings)
     await reaper.start()
@@ -60,7 +66,7 @@ def old_enough(client: redis.Redis) -> bool:
 
 async def test_go_back_to_the_queue(redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
-        await until(lambda: old_enough(client), RESTART_GRACE_SECONDS + 2)
+        await until(lambda: old_enough(client), 30)
         hold(client)
         client.zadd(KEYS.workers, {WORKER: client.time()[0] - 60})
         async with reaping(redis_url):
@@ -71,17 +77,17 @@ async def test_go_back_to_the_queue(redis_url: str) -> None:
 async def test_stay_where_they_are_when_it_is_redis_that_was_away(redis_url: str) -> None:
     """Nobody's heartbeat arrives while Redis stands still; whoever looks first must not find everybody dead."""
     with redis.Redis.from_url(redis_url) as client:
-        await until(lambda: old_enough(client), RESTART_GRACE_SECONDS + 2)
+        await until(lambda: old_enough(client), 30)
         hold(client)
         beat(client)
         async with reaping(redis_url):
             beats = 0
-            async with asyncio.timeout(15):
-                while beats < 2 * DEAD_AFTER / 0.1:  # long enough for the reaper to trust Redis
+            async with asyncio.timeout(60):
+                while beats < 1.5 * DEAD_AFTER / 0.1:  # long enough for the reaper to trust Redis
                     await asyncio.to_thread(beat, client)
                     beats += 1
                     await asyncio.sleep(0.1)
-                client.client_pause(int(2000 * DEAD_AFTER))
+                client.client_pause(int(1250 * DEAD_AFTER))
                 # The worker is back a moment after Redis; the reaper, whose command waited there, comes first.
                 await asyncio.to_thread(client.ping)
                 await asyncio.sleep(0.2)

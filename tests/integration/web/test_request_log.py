@@ -51,7 +51,7 @@ async def test_b10_one_line_for_each_end(node: WebNode, redis_url: str) -> None:
             await answer.aread()
         async with ask("is-lost", "abcd") as answer:
             await answer.aread()
-        async with ask("is-late", "abcde", **{"x-request-timeout": "1"}) as answer:
+        async with ask("is-late", "abcde", **{"x-request-timeout": "3"}) as answer:
             await answer.aread()
         async with ask("is-left", "abcde") as answer:
             heard = b""

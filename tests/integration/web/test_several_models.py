@@ -24,7 +24,7 @@ def node(node_folder: Path, redis_server: EmbeddedRedis) -> Iterator[WebNode]:
         redis_server.url,
         heartbeat_seconds=0.25,
         worker_dead_after=1,
-        queue_timeout=3,
+        queue_timeout=5,
         served_model_name="main",
         max_concurrent_requests=8,
     ) as node:
@@ -70,8 +70,12 @@ async def test_models_and_adapters_are_listed_the_default_first(client: httpx.As
         worker(redis_url, saying("a"), "main", adapters=["own"]),
         worker(redis_url, saying("b"), "a-model", adapters=["second", "first"]),
     ):
-        await eventually(lambda: has(client, "first"))
-        assert await listed(client) == ["main", "own", "a-model", "first", "second"]
+        expected = ["main", "own", "a-model", "first", "second"]
+
+        async def all_listed() -> bool:
+            return await listed(client) == expected
+
+        await eventually(all_listed)
 
 
 async def test_an_adapter_is_a_name_of_its_model(client: httpx.AsyncClient, redis_url: str) -> None:
@@ -126,10 +130,13 @@ async def test_figures_are_of_all_models(client: httpx.AsyncClient, redis_url: s
         await eventually(lambda: has(client, OTHER))
         waiting = asyncio.create_task(v2(client, OTHER))
         await eventually(lambda: queued(client, OTHER, 1))
-        text = (await client.get("/metrics")).text
-        assert 'tgq_queue_jobs{model="main"} 0\n' in text
-        assert "tgi_queue_size 1\n" in text
-        assert 'tgq_workers{state="ready"} 2\n' in text
+        expected = ('tgq_queue_jobs{model="main"} 0\n', "tgi_queue_size 1\n", 'tgq_workers{state="ready"} 2\n')
+
+        async def told() -> bool:
+            text = (await client.get("/metrics")).text
+            return all(line in text for line in expected)
+
+        await eventually(told)
         other.taking = True
         assert (await waiting).status_code == 200
 

@@ -41,7 +41,7 @@ MODEL = "stand-in"
 REPOSITORY = Path(__file__).parents[3]
 
 
-def until(condition: Callable[[], Any], timeout: float = 10.0, what: str = "") -> Any:
+def until(condition: Callable[[], Any], timeout: float = 30.0, what: str = "") -> Any:
     """Poll until the condition holds and return its value; fail after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
@@ -65,7 +65,7 @@ class Submitter:
         self._subscribed = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
-        assert self._subscribed.wait(5)
+        assert self._subscribed.wait(30)
 
     def close(self) -> None:
         self._stopping.set()
@@ -121,7 +121,7 @@ class Submitter:
             return frames[-1]
         return None
 
-    def wait(self, request: str, attempt: int = 1, timeout: float = 10.0) -> Frame:
+    def wait(self, request: str, attempt: int = 1, timeout: float = 30.0) -> Frame:
         frame: Frame = until(lambda: self.ended(request, attempt), timeout, f"the end of {request}")
         return frame
 
@@ -181,7 +181,7 @@ class WorkerProcess:
     def record(self, submitter: Submitter) -> WorkerRecord | None:
         return next((record for record in submitter.workers() if record.pid == self.pid), None)
 
-    def ready(self, submitter: Submitter, timeout: float = 20.0) -> WorkerRecord:
+    def ready(self, submitter: Submitter, timeout: float = 60.0) -> WorkerRecord:
         def look() -> WorkerRecord | None:
             assert self.process.poll() is None, self.output.read_text()
             record = self.record(submitter)
@@ -207,14 +207,15 @@ class WorkerProcess:
         self.process.kill()
         self.process.wait()
 
-    def wait(self, timeout: float = 15.0) -> int:
+    def wait(self, timeout: float = 60.0) -> int:
         return self.process.wait(timeout)
 
     def noted(self, word: str) -> list[list[str]]:
         """Lines of the engine's log that start with `word`, as words."""
         if not self.log.exists():
             return []
-        lines = [line.split() for line in self.log.read_text().splitlines()]
+        whole, _, _ = self.log.read_text().rpartition("\n")  # the last line may be half written
+        lines = [line.split() for line in whole.splitlines()]
         return [line for line in lines if line and line[0] == word]
 
 

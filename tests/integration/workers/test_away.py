@@ -69,14 +69,14 @@ class TestCutOff:
         until(lambda: len(submitter.frames["stream", 1]) > 3 and starts(pair.first, "unwatched"))
         pair.second.ready(submitter)
         pair.proxy.hole = True
-        until(lambda: gone(submitter, record), 5)
+        until(lambda: gone(submitter, record))
         # As its submitter does.
         submitter.client.set(submitter.keys.attempt("stream"), "2", ex=60)
         submitter.submit("stream", 3000, attempt=2)
-        until(lambda: starts(pair.second, "stream") == ["2"] and starts(pair.second, "unwatched") == ["1"], 5)
+        until(lambda: starts(pair.second, "stream") == ["2"] and starts(pair.second, "unwatched") == ["1"])
         pair.proxy.hole = False
-        until(lambda: not gone(submitter, record), 10)
-        until(lambda: {line[1] for line in pair.first.noted("cancelled")} == {"stream", "unwatched"}, 5)
+        until(lambda: not gone(submitter, record))
+        until(lambda: {line[1] for line in pair.first.noted("cancelled")} == {"stream", "unwatched"})
         heard = {frame.body.worker for frame in submitter.frames["stream", 2] if isinstance(frame.body, Accepted)}
         assert heard == {pair.second.ready(submitter).id}
         pair.second.kill()
@@ -94,10 +94,10 @@ class TestCutOff:
         until(lambda: (now := pair.first.record(submitter)) is not None and now.waiting == 2)
         pair.proxy.hole = True
         pair.second.ready(submitter)
-        until(lambda: all(starts(pair.second, request) == ["1"] for request in requests), 5)
+        until(lambda: all(starts(pair.second, request) == ["1"] for request in requests))
         pair.proxy.hole = False
-        until(lambda: not gone(submitter, record), 10)
-        until(lambda: (now := pair.first.record(submitter)) is not None and now.waiting == 0, 5)
+        until(lambda: not gone(submitter, record))
+        until(lambda: (now := pair.first.record(submitter)) is not None and now.waiting == 0)
         submitter.wait("watched")
         until(lambda: ["end", "unwatched", "1"] in pair.second.noted("end"))
         assert "job_reaped" in pair.first.output.read_text()
@@ -111,7 +111,7 @@ class TestCutOff:
         pair.proxy.hole = True
         until(lambda: pair.proxy.swallowed > 0)
         pair.proxy.hole = False
-        until(lambda: submitter.frames["stream", 1][-1].sequence > 150 or submitter.ended("stream"), 15)
+        until(lambda: submitter.frames["stream", 1][-1].sequence > 150 or submitter.ended("stream"))
         submitter.wait("stream")
         assert starts(pair.first, "stream") == ["1"]
 
@@ -121,15 +121,16 @@ class TestFrozen:
         record = pair.first.ready(submitter)
         requests = [f"job-{number}" for number in range(12)]
         for number, request in enumerate(requests):
-            submitter.submit(request, 60, replies=number % 2 == 0)
+            # The first eight run for 4 s, in which their worker is stopped.
+            submitter.submit(request, 200 if number < 8 else 60, replies=number % 2 == 0)
         until(lambda: len(pair.first.noted("start")) == 8)
         pair.first.freeze()
-        until(lambda: gone(submitter, record), 5)
+        until(lambda: gone(submitter, record))
         pair.second.ready(submitter)
         # Four were waiting in the queue, and those nobody watched were returned to it.
-        until(lambda: len(pair.second.noted("end")) >= 8, 10)
+        until(lambda: len(pair.second.noted("end")) >= 8)
         pair.first.thaw()
-        until(lambda: not gone(submitter, record), 10)
+        until(lambda: not gone(submitter, record))
         for request in requests[::2]:
             submitter.wait(request)
         unwatched = requests[1::2]
@@ -163,7 +164,7 @@ def test_a_cancel_of_older_attempts_spares_newer_ones(submitter: Submitter, redi
     with worker(redis_url, tmp_path, **SLOW) as process:
         record = process.ready(submitter)
         for request, attempt in (("old", 1), ("new", 2)):
-            submitter.submit(request, 100, attempt=attempt)
+            submitter.submit(request, 5000 if request == "old" else 100, attempt=attempt)
             until(lambda: submitter.frames[request, attempt])  # noqa: B023
             submitter.tell(Cancel(request, below=2), record.id)
         assert submitter.wait("old").body == Cancelled()
@@ -179,11 +180,11 @@ def test_a_full_redis_is_survived_and_emptied(tmp_path: Path) -> None:
             requests = [f"job-{number}" for number in range(6)]
             for request in requests:
                 submitter.submit(request, 40)
-            until(lambda: len(process.noted("start")) == 2)
+            until(lambda: len(process.noted("start")) >= 2)
             submitter.client.config_set("maxmemory", "1")
             for request in requests:
-                submitter.wait(request, timeout=20)
-            assert not gone(submitter, record)
+                submitter.wait(request)
+            until(lambda: not gone(submitter, record))
             submitter.client.config_set("maxmemory", "0")
             submitter.submit("after")
             submitter.wait("after")
@@ -200,14 +201,14 @@ def test_a_paused_redis_loses_nothing(tmp_path: Path) -> None:
             process.ready(submitter)
             requests = [f"job-{number}" for number in range(8)]
             for request in requests:
-                submitter.submit(request, 60)
-            until(lambda: len(process.noted("start")) == 4)
-            submitter.client.client_pause(3000)
+                submitter.submit(request, 40)
+            until(lambda: len(process.noted("start")) >= 4)
             paused_at = time.monotonic()
+            submitter.client.client_pause(4000)
             until(lambda: len(process.noted("end")) >= 4)
-            assert time.monotonic() - paused_at < 3, "the engine waited for Redis"
+            assert time.monotonic() - paused_at < 4, "the engine waited for Redis"
             for request in requests:
-                submitter.wait(request, timeout=20)
+                submitter.wait(request)
                 assert not isinstance(submitter.frames[request, 1][-1].body, Failed)
             assert Counter(line[1] for line in process.noted("start")) == Counter(requests)
         submitter.close()

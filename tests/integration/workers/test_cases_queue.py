@@ -37,7 +37,7 @@ def test_h01_h02_h24_nobodys_visibility_timeout_runs_a_job_twice(
     jobs = ["long", *(f"behind-{number}" for number in range(10))]
     with worker(redis_url, tmp_path, slots=1, step_seconds=0.02) as process, impatient:
         record = process.ready(submitter)
-        submitter.submit("long", 60, replies=False)
+        submitter.submit("long", 150, replies=False)
         until(lambda: process.noted("start"))
         for request in jobs[1:]:
             submitter.submit(request, 1, replies=False)
@@ -68,9 +68,9 @@ def test_h06_h08_h09_three_restarts_in_a_row_stop_no_worker_and_bring_no_prefetc
             for _ in range(RESTARTS):
                 server.kill()
                 server.start()
-                until(submitter.client.ping, 5)
+                until(submitter.client.ping)
             busy.ready(submitter)
-            until(lambda: submitter.waiting() == 4, 10, "all short jobs in the queue")
+            until(lambda: submitter.waiting() == 4, what="all short jobs in the queue")
             with worker(server.url, tmp_path / "idle", slots=1, step_seconds=0.01) as idle:
                 idle.ready(submitter)
                 for number in range(4):
@@ -106,7 +106,7 @@ def test_h13_inspecting_and_restarting_leave_no_more_and_more_keys(
         with worker(redis_url, tmp_path) as process:
             process.ready(submitter)
             app.control.revoke([f"gone-{number}" for number in range(1000)])
-            until(lambda: app.control.ping(timeout=0.3), 10, "an answer")
+            until(lambda: app.control.ping(timeout=0.3), what="an answer")
             for _ in range(2):
                 app.control.inspect(timeout=0.2).active()
             process.process.send_signal(signal.SIGKILL)
@@ -135,7 +135,7 @@ def test_h23_a_task_for_later_runs_once(submitter: Submitter, redis_url: str, tm
         )
         submitter.submit("now", 1)
         submitter.wait("now")
-        until(lambda: process.noted("end") and starts(process)["later"], 15, "its time")
+        until(lambda: process.noted("end") and starts(process)["later"], what="its time")
         process.terminate()
         assert process.wait() == 0
         assert starts(process) == Counter(["now", "later"])

@@ -165,7 +165,7 @@ def test_the_limit_is_that_of_all_tenants_and_says_when_to_come_back(puller: Pul
     puller.pull(total=3)
     refused, seconds = push("r5", "", 1)
     assert refused == -1
-    assert seconds == 1
+    assert 1 <= seconds <= 2
     # Ten seconds later as much again is in line; nothing else was taken meanwhile.
     key = f"{queue}:drained"
     for field in ("at", "since"):
@@ -173,9 +173,10 @@ def test_the_limit_is_that_of_all_tenants_and_says_when_to_come_back(puller: Pul
         assert value is not None
         client.hset(key, field, str(float(value) - 10))
     refused, seconds = push("r6", "", 1)
-    # 300 tokens that have faded for one time constant, over 10 s and what of it was seen.
+    # 300 tokens that have faded for one time constant, over 10 s and what of it was seen: 6, and more with every moment
+    # since. It would be 3 if they did not fade, and 9 over all of the 10 s.
     assert refused == -1
-    assert 5 <= seconds <= 6
+    assert 5 <= seconds <= 8
     assert 0 < client.ttl(key) <= 120
 
 

@@ -14,8 +14,8 @@ from ops.embedded_redis import EmbeddedRedis
 from tests.integration.workers.support import Submitter, WorkerProcess, until, worker
 
 HANDED_OVER = Failed("generation", "Request failed during generation: the worker was told to stop", True, True)
-HAND_OVER_SECONDS = 3.0
-AT_ONCE: dict[str, Any] = {"on_sigterm": "hand_over", "graceful_termination_timeout": 10.0}
+HAND_OVER_SECONDS = 20.0
+AT_ONCE: dict[str, Any] = {"on_sigterm": "hand_over", "graceful_termination_timeout": 60.0}
 SLOW: dict[str, Any] = {"step_seconds": 0.02, "tokens": 20_000}
 
 
@@ -50,23 +50,23 @@ def settled(submitter: Submitter, worker_id: str) -> bool:
 def test_alone_it_finishes_what_runs_and_returns_what_waits(
     submitter: Submitter, redis_url: str, tmp_path: Path
 ) -> None:
-    with worker(redis_url, tmp_path, slots=2, step_seconds=0.02) as process:
+    with worker(redis_url, tmp_path, {"graceful_termination_timeout": 60.0}, slots=2, step_seconds=0.02) as process:
         record = process.ready(submitter)
-        for name in ("a", "b", "c", "d"):
-            submitter.submit(name, 50)
+        for name, tokens in (("a", 150), ("b", 150), ("c", 50), ("d", 50)):
+            submitter.submit(name, tokens)
         running(submitter, "b")
         process.terminate()
         submitter.submit("e")
-        until(lambda: draining(submitter, process), 3)
+        until(lambda: draining(submitter, process))
         assert process.wait() == 0
         for name in ("a", "b"):
             assert isinstance(submitter.wait(name).body, Tokens)
-            assert submitter.text(name) == "".join(f"{index} " for index in range(50))
+            assert submitter.text(name) == "".join(f"{index} " for index in range(150))
         assert submitter.waiting() == 3
         assert settled(submitter, record.id)
     with worker(redis_url, tmp_path, slots=1, step_seconds=0.0) as process:
         for name in ("c", "d", "e"):
-            submitter.wait(name, timeout=20)
+            submitter.wait(name)
         assert [line[1] for line in process.noted("start")] == ["a", "b", "c", "d", "e"]
 
 
@@ -74,17 +74,17 @@ def test_it_hands_over_as_soon_as_another_worker_takes_requests(
     submitter: Submitter, redis_url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
-    with worker(redis_url, tmp_path, {"graceful_termination_timeout": 60.0}, **SLOW) as process:
+    with worker(redis_url, tmp_path, {"graceful_termination_timeout": 120.0}, **SLOW) as process:
         record = process.ready(submitter)
-        submitter.submit("watched", 5000)
+        submitter.submit("watched", 15_000)
         running(submitter, "watched")
         process.terminate()
-        until(lambda: draining(submitter, process), 3)
+        until(lambda: draining(submitter, process))
         seen = len(submitter.frames["watched", 1])
         until(lambda: len(submitter.frames["watched", 1]) > seen + 10)
         with worker(redis_url, tmp_path / "other", **SLOW) as other:
             other.ready(submitter)
-            assert submitter.wait("watched", timeout=5).body == HANDED_OVER
+            assert submitter.wait("watched", timeout=HAND_OVER_SECONDS).body == HANDED_OVER
             assert process.wait() == 0
             assert settled(submitter, record.id)
             submitter.submit("watched", 4, attempt=2)
@@ -95,7 +95,8 @@ def test_of_two_workers_told_to_stop_at_once_one_finishes(submitter: Submitter, 
     directories = [tmp_path / name for name in ("first", "second")]
     for directory in directories:
         directory.mkdir()
-    processes = [WorkerProcess(redis_url, directory, slots=1, step_seconds=0.02) for directory in directories]
+    patient = {"graceful_termination_timeout": 60.0}
+    processes = [WorkerProcess(redis_url, directory, patient, slots=1, step_seconds=0.02) for directory in directories]
     try:
         for process in processes:
             process.ready(submitter)
@@ -127,7 +128,7 @@ class TestHandOver:
                 assert [frame.sequence for frame in frames] == list(range(len(frames)))
                 generated = sum(len(frame.body.tokens) for frame in frames if isinstance(frame.body, Tokens))
                 assert submitter.text(name) == "".join(f"{index} " for index in range(generated))
-            assert process.wait(5) == 0
+            assert process.wait(HAND_OVER_SECONDS) == 0
             assert settled(submitter, record.id)
 
     def test_nobody_else_goes_on_with_what_nobody_watches(
@@ -162,11 +163,15 @@ class TestHandOver:
 
 def test_finish_does_not_look_at_other_workers(submitter: Submitter, redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    with worker(redis_url, tmp_path, {"on_sigterm": "finish"}, **SLOW) as process:
+    patient = {"on_sigterm": "finish", "graceful_termination_timeout": 60.0}
+    with worker(redis_url, tmp_path, patient, **SLOW) as process:
         process.ready(submitter)
-        submitter.submit("watched", 100)
-        running(submitter, "watched")
         with worker(redis_url, tmp_path / "other", **SLOW) as other:
+            other.ready(submitter)
+            other.freeze()  # takes nothing
+            submitter.submit("watched", 150)
+            running(submitter, "watched")
+            other.thaw()
             other.ready(submitter)
             process.terminate()
             assert isinstance(submitter.wait("watched").body, Tokens)
@@ -177,9 +182,10 @@ def test_finish_does_not_look_at_other_workers(submitter: Submitter, redis_url: 
 def test_after_the_grace_period_the_rest_is_handed_over(submitter: Submitter, redis_url: str, tmp_path: Path) -> None:
     with worker(redis_url, tmp_path, {"graceful_termination_timeout": 1.0}, **SLOW) as process:
         process.ready(submitter)
-        submitter.submit("watched", 5000)
+        # The other is accepted when this one's first token is here; what is not accepted yet would go back.
         submitter.submit("unwatched", 5000, replies=False)
-        until(lambda: len(process.noted("start")) == 2)
+        submitter.submit("watched", 5000)
+        running(submitter, "watched")
         process.terminate()
         assert process.wait() == 0
         assert submitter.wait("watched").body == HANDED_OVER
@@ -197,22 +203,22 @@ def test_a_second_signal_stops_now(
         submitter.submit("unwatched", 5000, replies=False)
         running(submitter, "long")
         process.terminate()
-        until(lambda: draining(submitter, process), 5)
+        until(lambda: draining(submitter, process))
         process.process.send_signal(number)
         assert submitter.wait("long", timeout=HAND_OVER_SECONDS).body == HANDED_OVER
-        assert process.wait(5) == 0
+        assert process.wait(HAND_OVER_SECONDS) == 0
         assert submitter.waiting() == 1
 
 
 def test_a_frozen_engine_does_not_hold_it_up(submitter: Submitter, redis_url: str, tmp_path: Path) -> None:
-    with worker(redis_url, tmp_path, {"on_sigterm": "hand_over"}, **SLOW) as process:
+    with worker(redis_url, tmp_path, AT_ONCE, **SLOW) as process:
         record = process.ready(submitter)
         submitter.submit("long", 5000)
         assert isinstance(running(submitter, "long")[0].body, Accepted)
         process.freeze_engine(record)
         assert handed_over_after(submitter, process, "long") < HAND_OVER_SECONDS
-        assert process.wait(10) == 0
-        until(lambda: not Path(f"/proc/{record.engine_pid}").exists(), 5)
+        assert process.wait() == 0
+        until(lambda: not Path(f"/proc/{record.engine_pid}").exists())
 
 
 def test_while_redis_is_away(tmp_path: Path) -> None:
@@ -223,5 +229,5 @@ def test_while_redis_is_away(tmp_path: Path) -> None:
             server.kill()
             time.sleep(0.5)  # Let it notice.
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait() == 0
         submitter.close()

@@ -40,20 +40,20 @@ def test_kill_9_loses_nothing(submitter: Submitter, redis_url: str, tmp_path: Pa
             await_starts(victim, 20 * round_number)
             victim.kill()
             workers.append(WorkerProcess(redis_url, tmp_path, QUICK, **stand_in))
-        ended = {line[1] for line in until(lambda: all_ended(workers[0], set(unwatched)), 60, "all jobs end")}
+        ended = {line[1] for line in until(lambda: all_ended(workers[0], set(unwatched)), 120, "all jobs end")}
         assert ended >= set(unwatched)
         for request in watched:
             frames = submitter.frames[request, 1]
-            assert frames, f"nobody was told of {request}"
+            until(lambda: frames, what=f"somebody is told of {request}")  # noqa: B023
             assert isinstance(frames[0].body, Accepted)
-        assert submitter.waiting() == 0
+        until(lambda: submitter.waiting() == 0)
     finally:
         for process in workers:
             process.kill()
 
 
 def await_starts(process: WorkerProcess, number: int) -> None:
-    until(lambda: len(process.noted("start")) > number, 30)
+    until(lambda: len(process.noted("start")) > number, 60)
 
 
 def all_ended(process: WorkerProcess, requests: set[str]) -> list[list[str]]:
@@ -70,7 +70,7 @@ def test_a_dead_workers_unaccepted_jobs_go_to_another(submitter: Submitter, redi
         first.kill()
     with worker(redis_url, tmp_path, QUICK, slots=4, step_seconds=0.0) as second:
         second.ready(submitter)
-        until(lambda: [line for line in second.noted("end") if line[1] == "unwatched"], 20)
+        until(lambda: [line for line in second.noted("end") if line[1] == "unwatched"], 60)
 
 
 def test_the_engine_never_outlives_its_worker(submitter: Submitter, redis_url: str, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_the_engine_never_outlives_its_worker(submitter: Submitter, redis_url: s
         submitter.submit("hung", faults=["hang_at:0"])
         until(lambda: process.noted("start"))
         process.kill()
-        until(lambda: not Path(f"/proc/{record.engine_pid}").exists(), 5)
+        until(lambda: not Path(f"/proc/{record.engine_pid}").exists())
 
 
 @pytest.mark.parametrize("kind", ["normal", "pubsub"])
@@ -99,7 +99,7 @@ def test_cut_connections_run_nothing_twice(submitter: Submitter, redis_url: str,
                 ):
                     submitter.client.client_kill_filter(_id=client["id"])
             time.sleep(0.3)  # The load goes on between the cuts.
-        until(lambda: len(process.noted("end")) == 12, 30)
+        until(lambda: len(process.noted("end")) == 12, 60)
         assert Counter(line[1] for line in process.noted("start")) == Counter(requests)
         for number, request in enumerate(requests):
             if number % 3 != 0:
@@ -118,11 +118,11 @@ def test_survives_a_redis_crash_and_serves_on(tmp_path: Path) -> None:
             requests = [f"job-{number}" for number in range(8)]
             for number, request in enumerate(requests):
                 submitter.submit(request, 60, replies=number % 2 == 0)
-            until(lambda: len(process.noted("start")) == 4)
+            until(lambda: len(process.noted("start")) >= 4)
             server.kill()
             time.sleep(1.5)  # Redis is away while jobs run.
             server.start()
-            until(lambda: len(process.noted("end")) == 8, 40)
+            until(lambda: len(process.noted("end")) == 8, 90)
             assert Counter(line[1] for line in process.noted("start")) == Counter(requests)
             for request in requests[::2]:
                 submitter.wait(request)
@@ -144,7 +144,7 @@ def test_a_pull_that_always_fails_fills_no_log_and_shows(submitter: Submitter, r
         process.ready(submitter)
         turns = f"{submitter.queue()}:turns"
         submitter.client.set(turns, "not ours")
-        until(lambda: (record := process.record(submitter)) is not None and record.state == "restarting", 15)
+        until(lambda: (record := process.record(submitter)) is not None and record.state == "restarting", 60)
         assert len(process.output.read_text().splitlines()) < 100
         submitter.client.delete(turns)
         process.ready(submitter)
@@ -162,9 +162,9 @@ def test_a_frozen_redis_stops_nothing_for_good(tmp_path: Path) -> None:
             server.freeze()
             time.sleep(5)  # Longer than every timeout of the worker.
             server.thaw()
-            submitter.wait("running", timeout=20)
+            submitter.wait("running", timeout=60)
             submitter.submit("after")
-            submitter.wait("after", timeout=20)
+            submitter.wait("after", timeout=60)
             assert [line[1] for line in process.noted("start")] == ["running", "after"]
         submitter.close()
 
@@ -183,12 +183,10 @@ class TestEngineLoss:
                 assert isinstance(body, Failed)
                 assert (body.error_type, body.retryable) == ("generation", True)
             submitter.submit("after")
-            submitter.wait("after", timeout=20)
-            again = process.ready(submitter)
-            assert again.pid == record.pid
-            assert again.engine_pid != record.engine_pid
+            submitter.wait("after", timeout=60)
+            until(lambda: process.ready(submitter).engine_pid != record.engine_pid)
             # Totals go on counting over the restart.
-            assert again.stats.generated_tokens >= 3 + 3
+            until(lambda: process.ready(submitter).stats.generated_tokens >= 3 + 3)
 
     def test_a_stalled_engine_is_killed_and_replaced(
         self, submitter: Submitter, redis_url: str, tmp_path: Path
@@ -201,37 +199,38 @@ class TestEngineLoss:
             assert body.retryable
             assert "finished no step for 1 s" in body.message
             submitter.submit("after")
-            submitter.wait("after", timeout=20)
+            submitter.wait("after", timeout=60)
 
     def test_a_frozen_engine_is_killed_and_replaced(self, submitter: Submitter, redis_url: str, tmp_path: Path) -> None:
-        with worker(redis_url, tmp_path, {"engine_frozen_timeout": 1.0}, step_seconds=0.02) as process:
+        with worker(redis_url, tmp_path, {"engine_frozen_timeout": 2.0}, step_seconds=0.02) as process:
             record = process.ready(submitter)
             submitter.submit("running", 500)
             until(lambda: len(submitter.frames["running", 1]) > 1)
             process.freeze_engine(record)
             submitter.submit("not accepted")
             for name in ("running", "not accepted"):
-                body = submitter.wait(name, timeout=3).body
+                body = submitter.wait(name).body
                 assert isinstance(body, Failed)
                 assert (body.retryable, body.handed_over) == (True, False)
-                assert "showed no sign of life for 1 s" in body.message
+                assert "showed no sign of life for 2 s" in body.message
             submitter.submit("after")
-            submitter.wait("after", timeout=20)
+            submitter.wait("after", timeout=60)
             # Nobody has to ask anything of it for it to be noticed.
+            until(lambda: process.ready(submitter).engine_pid != record.engine_pid)
             process.freeze_engine(again := process.ready(submitter))
-            until(lambda: not Path(f"/proc/{again.engine_pid}").exists(), 5)
+            until(lambda: not Path(f"/proc/{again.engine_pid}").exists())
             assert process.ready(submitter).pid == record.pid
 
     def test_a_frozen_worker_does_not_blame_its_engine(
         self, submitter: Submitter, redis_url: str, tmp_path: Path
     ) -> None:
-        with worker(redis_url, tmp_path, {"engine_frozen_timeout": 0.5}, step_seconds=0.02) as process:
+        with worker(redis_url, tmp_path, {"engine_frozen_timeout": 2.0}, step_seconds=0.02) as process:
             record = process.ready(submitter)
-            submitter.submit("running", 300)
+            submitter.submit("running", 150)
             until(lambda: len(submitter.frames["running", 1]) > 1)
             process.freeze_engine(record)
             process.freeze()
-            time.sleep(1.5)  # Three times what an engine may be silent.
+            time.sleep(3)  # Longer than an engine may be silent.
             assert record.engine_pid is not None
             os.kill(record.engine_pid, signal.SIGCONT)
             process.thaw()
@@ -249,12 +248,12 @@ class TestEngineLoss:
             broken.touch()
             assert record.engine_pid is not None
             os.kill(record.engine_pid, signal.SIGKILL)
-            body = submitter.wait("watched", timeout=3).body
+            body = submitter.wait("watched").body
             assert isinstance(body, Failed)
             assert body.retryable
-            until(lambda: (now := process.record(submitter)) is not None and now.state == "restarting")
+            until(lambda: (now := process.record(submitter)) is None or now.state == "restarting")
             submitter.submit("queued")
-            assert process.wait(30) == 1
+            assert process.wait() == 1
             assert "CUDA error: unspecified launch failure" in process.output.read_text()
             assert submitter.waiting() == 2
             assert submitter.workers() == []
@@ -266,13 +265,13 @@ class TestEngineLoss:
             process.ready(submitter)
             submitter.submit("innocent", 60, replies=False)
             submitter.submit("poison", 10, replies=False, faults=["kill_at:0"])
-            until(lambda: [line for line in process.noted("end") if line[1] == "innocent"], 30)
-            until(lambda: "2 engines were lost" in process.output.read_text(), 10)
+            until(lambda: [line for line in process.noted("end") if line[1] == "innocent"], 60)
+            until(lambda: "2 engines were lost" in process.output.read_text())
             assert len([line for line in process.noted("start") if line[1] == "poison"]) == 2
             record = process.ready(submitter)
             until(lambda: not submitter.client.exists(submitter.keys.unacked(record.id)))
             submitter.submit("after")
-            submitter.wait("after", timeout=20)
+            submitter.wait("after", timeout=60)
 
     def test_an_idle_engine_may_be_killed(self, submitter: Submitter, redis_url: str, tmp_path: Path) -> None:
         with worker(redis_url, tmp_path) as process:
@@ -280,4 +279,4 @@ class TestEngineLoss:
             assert record.engine_pid is not None
             os.kill(record.engine_pid, signal.SIGKILL)
             submitter.submit("after")
-            submitter.wait("after", timeout=20)
+            submitter.wait("after", timeout=60)

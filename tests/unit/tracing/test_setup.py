@@ -112,7 +112,8 @@ def test_stopping_is_bounded_without_a_collector_which_is_told_once(caplog: pyte
     assert told == "the collector of traces does not answer, or refuses them: spans are lost"
 
 
-def test_stopping_sends_what_has_ended() -> None:
+def test_stopping_sends_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.tracing.tracing.STOP_SECONDS", 30.0)
     with OtlpReceiver() as collector:
         tracing = Tracing.exporting(f"{collector.url}/v1/traces", name="mine", part="web", instance="here-1")
         with tracing.begin("outer", "server") as outer, tracing.begin("inner", "internal", outer):

@@ -43,7 +43,6 @@ def node(node_folder: Path, redis_server: EmbeddedRedis, storage: Path) -> Itera
         batch_completion_windows="24h,30s",
         keepalive_seconds=0.2,
         max_file_bytes=80 * MEBIBYTE,
-        redis_timeout=0.5,
     ) as node:
         yield node
 

