@@ -18,6 +18,7 @@ import torch
 from numba.core import caching
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from tests.integration.engine.processor import needs_few_rows
 from workers.engine import byte_product, cpu_compile, cpu_kernels, cpu_threads, cpu_tiles
 from workers.engine.cpu_compile import compiled
 from workers.engine.linear import MklLinear
@@ -283,6 +284,7 @@ def test_a_region_has_each_of_its_threads_once_and_they_are_torchs() -> None:
 
 
 @torch.inference_mode()
+@needs_few_rows
 def test_without_torchs_threads_the_other_products_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = torch.from_numpy(_random(200, 1000)), torch.from_numpy(_random(5, 1000, seed=1))
 
@@ -292,7 +294,7 @@ def test_without_torchs_threads_the_other_products_serve(monkeypatch: pytest.Mon
         return layer.copied, quantized._few_rows is not None, layer(x), quantized(x)
 
     with_threads = products()
-    assert with_threads[:2] == (cpu_threads.AVAILABLE, byte_product.serves(1000))
+    assert with_threads[:2] == (True, byte_product.serves(1000))
     monkeypatch.setattr(cpu_threads, "AVAILABLE", False)
     without = products()
     assert without[:2] == (False, byte_product.serves(1000)) == (False, False)

@@ -39,7 +39,7 @@ def test_two_processes_convert_it_once(tmp_path: Path) -> None:
     assert all(isinstance(line["stage"], str) for line in progress)
 
     again = start()
-    assert again.communicate(timeout=60) == ("", "")
+    assert again.communicate(timeout=200) == ("", "")
     folder = default_model_folder(Settings.of(cache_dir=tmp_path))
     assert {path.name for path in folder.iterdir()} == {
         "config.json",

@@ -32,7 +32,12 @@ WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {
         "unit": {"enum": ["celsius", "fahrenheit"]},
-        "temperature": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 4},
+        "temperature": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": -99, "maximum": 99},
+            "minItems": 1,
+            "maxItems": 4,
+        },
         "place": {"anyOf": [{"type": "string", "maxLength": 20}, {"type": "null"}]},
     },
     "required": ["unit", "temperature"],
@@ -45,7 +50,7 @@ def chat(tokenizer: Tokenizer, question: str) -> list[int]:
 
 
 def job(name: str, ids: list[int], **parameters: Any) -> Job:
-    chosen = GenerationParameters(**{"max_new_tokens": 160, "seed": 1, **parameters})
+    chosen = GenerationParameters(**{"max_new_tokens": 500, "seed": 1, **parameters})
     return Job(id=name, model="", prompt_ids=ids, parameters=chosen, submitted_at=0.0)
 
 
@@ -82,37 +87,36 @@ def texts(engine: Engine, jobs: list[Job]) -> list[str]:
     return list(found.values())
 
 
-def test_plain_steps_stay_flat_beside_hostile_grammars(
-    runner: TransformersRunner, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plain_steps_stay_flat_beside_hostile_grammars(runner: TransformersRunner, tokenizer: Tokenizer) -> None:
+    # Other work on the machine may begin between the halves of a round; grammars that block block in all of them.
+    rounds = []
+    for number in range(5):
+        quiet, busy = medians(runner, tokenizer, [19_997 - 12 * number - n for n in range(12)])
+        if busy < 4 * quiet:
+            return
+        rounds.append((quiet, busy))
+    raise AssertionError(f"seconds a step, alone and beside grammars: {rounds}")
+
+
+def medians(runner: TransformersRunner, tokenizer: Tokenizer, multiples: list[int]) -> tuple[float, float]:
+    """Seconds of a step of plain decode, alone and while a grammar of each multiple is compiled."""
     engine = Engine(runner, tokenizer, SETTINGS)
     engine.add([job("plain", chat(tokenizer, "Tell me a story."), max_new_tokens=300, ignore_eos=True)])
     for _ in range(5):
         engine.step()
     hostile = [
-        {
-            "properties": {f"f{i}-{n}": {"type": "integer", "multipleOf": 19_997 - n} for i in range(1)},
-            "required": [f"f0-{n}"],
-        }
-        for n in range(12)
+        json.dumps({"properties": {"f": {"type": "integer", "multipleOf": multiple}}, "required": ["f"]})
+        for multiple in multiples
     ]
     quiet: list[float] = []
     busy: list[float] = []
     for steps, schemas in ((quiet, []), (busy, hostile)):
         engine.add(
-            [
-                job(f"hostile {n}", [5], grammar=Grammar("json", json.dumps(s)), max_new_tokens=2)
-                for n, s in enumerate(schemas)
-            ]
+            [job(f"hostile {n}", [5], grammar=Grammar("json", s), max_new_tokens=2) for n, s in enumerate(schemas)]
         )
         for _ in range(60):
             started = time.perf_counter()
             events = engine.step()
             if len([event for event in events if event.request == "plain"]) == len(events):
                 steps.append(time.perf_counter() - started)
-    with capsys.disabled():
-        print(
-            f"\nplain steps: median {statistics.median(quiet) * 1e3:.1f} ms alone, {statistics.median(busy) * 1e3:.1f} ms "
-            f"(worst {max(busy) * 1e3:.1f}) beside {len(hostile)} grammars that compile"
-        )
-    assert statistics.median(busy) < 4 * statistics.median(quiet)
+    return statistics.median(quiet), statistics.median(busy)

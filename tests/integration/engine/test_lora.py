@@ -20,6 +20,7 @@ from common.tokenizer import Tokenizer
 from common.wire import Failed, Job, Token, Tokens
 from ops.tiny_models import tiny_options
 from tests.integration.engine.adapters import peft_logits, write_adapter
+from tests.integration.engine.processor import needs_int8
 from tests.unit.engine.support import byte_level, save
 from workers.engine.attention import ModelRefused
 from workers.engine.engine import Engine
@@ -95,7 +96,7 @@ def _sequence(driver: Driver, runner: TransformersRunner, ids: list[int], adapte
     return sequence
 
 
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", [None, pytest.param("int8", marks=needs_int8)])
 def test_two_adapters_and_the_base_in_one_batch(
     quantize: str | None,
     base: Path,

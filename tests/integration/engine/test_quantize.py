@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 
 from common.settings import Settings
 from ops.tiny_models import tiny_options
+from tests.integration.engine.processor import needs_int8
 from workers.engine import quantize, quantized_weights
 from workers.engine.attention import ModelRefused
 from workers.engine.model_loader import load_runner
@@ -62,6 +63,7 @@ def test_two_digits_hold_fifteen_bits_of_an_activation() -> None:
 
 
 @torch.inference_mode()
+@needs_int8
 def test_a_row_is_exact_whatever_the_others_are() -> None:
     generator = torch.Generator().manual_seed(2)
     weight, bias = torch.randn(96, 160, generator=generator), torch.randn(96, generator=generator)
@@ -86,6 +88,7 @@ def test_one_input_is_quantized_once() -> None:
     assert activations.quantize(x) is not first
 
 
+@needs_int8
 def test_the_default_model_in_8_bits(int8_driver: Driver, driver: Driver, prose: list[int]) -> None:
     ids = prose[:300]
     exact, found = driver.whole(ids), int8_driver.whole(ids)
@@ -101,6 +104,7 @@ def test_the_default_model_in_8_bits(int8_driver: Driver, driver: Driver, prose:
     assert abs(loss[1] - loss[0]) < 0.02
 
 
+@needs_int8
 @pytest.mark.parametrize("threads", [1, 2])
 def test_chunks_and_company_change_no_bit(int8_driver: Driver, prose: list[int], threads: int) -> None:
     torch.set_num_threads(threads)
@@ -114,6 +118,7 @@ def test_chunks_and_company_change_no_bit(int8_driver: Driver, prose: list[int],
     assert np.array_equal(np.concatenate(found), whole)
 
 
+@needs_int8
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "phi", "qwen3", "jetmoe"])
 def test_other_families_in_8_bits(family: str, model_folder: Path) -> None:
     write_random_model(model_folder, family, tiny_options(family))
@@ -123,6 +128,7 @@ def test_other_families_in_8_bits(family: str, model_folder: Path) -> None:
     assert load_runner(settings, lambda stage, fraction: None).card.dtype == "torch.float32"
 
 
+@needs_int8
 def test_a_processor_that_cannot_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert int8_obstacle() is None
 

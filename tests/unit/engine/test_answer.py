@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.tokenizer import Tokenizer
@@ -129,7 +129,7 @@ stops = st.lists(st.text("ab 你", min_size=1, max_size=4), max_size=3)
 answers = st.text("ab 你🤗", max_size=25)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(stop=stops, text=answers, end=st.booleans())
 def test_text_is_whole_up_to_the_first_stop(any_tokenizer: Tokenizer, stop: list[str], text: str, end: bool) -> None:
     ids = encode(any_tokenizer, text) + (encode(any_tokenizer, EOS)[-1:] if end else [])
@@ -151,7 +151,7 @@ def test_text_is_whole_up_to_the_first_stop(any_tokenizer: Tokenizer, stop: list
     assert not any(s in said[: -len(answer.stop)] for s in stop) if answer.stop else True
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(stop=stops, text=answers, cut=st.integers(0, 30))
 def test_resumed_behind_what_was_given_out_goes_on_the_same(
     any_tokenizer: Tokenizer, stop: list[str], text: str, cut: int

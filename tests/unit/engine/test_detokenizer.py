@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.tokenizer import Tokenizer
 from tests.unit.engine.support import KINDS, SPECIAL, save
 from workers.engine.detokenizer import Detokenizer
 
-RELAXED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
+RELAXED = settings(max_examples=100)
 
 characters = st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd")
 texts = st.text(st.one_of(st.sampled_from("the fox 你好世界🤗한글 éü  \n"), characters), max_size=60)

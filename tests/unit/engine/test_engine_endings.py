@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import GenerationFailed
@@ -178,7 +178,7 @@ operations = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(operations=operations, contiguous=st.booleans())
 def test_every_job_ends_once_and_nothing_is_left(
     tokenizer: Tokenizer, operations: list[tuple[str, int, int]], contiguous: bool

@@ -12,7 +12,7 @@ from tests.unit.engine.memory_fuzz import MemoryFuzz
 STEPS = int(os.environ.get("TGQ_FUZZ_STEPS", "3000"))
 
 
-@pytest.mark.timeout(max(120, STEPS // 50))
+@pytest.mark.timeout(max(300, STEPS // 50))
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_memory_holds(tokenizer: Tokenizer, contiguous: bool) -> None:
     fuzz = MemoryFuzz(tokenizer, contiguous=contiguous, seed=STEPS + contiguous)
