@@ -16,8 +16,8 @@ from ops.local_service import LocalService
 from tests.acceptance.clients import body, generate, http_client, script
 from tests.acceptance.observation import Observer, in_flight, read_metric, until
 
-LIMIT = 40
-REQUESTS = 120
+LIMIT = 64
+REQUESTS = 200
 OVERLOADED = {"error": "Model is overloaded", "error_type": "overloaded"}
 
 
@@ -42,7 +42,7 @@ def said(number: int) -> str:
 
 async def request(client: httpx.AsyncClient, url: str, number: int) -> Outcome:
     """One request, every second one a stream."""
-    payload = body(script(said(number), step_ms=100, first_ms=3000))
+    payload = body(script(said(number), step_ms=100, first_ms=6000))
     if number % 2:
         response = await client.post(f"{url}/generate", json=payload)
         text = response.json().get("generated_text")
