@@ -70,6 +70,10 @@ class Observer:
         """Jobs that workers hold and their engines have not accepted."""
         return sum(record.waiting for record in self.workers())
 
+    def generated(self) -> int:
+        """Tokens that the engines have made, as told with their last heartbeats."""
+        return sum(record.stats.generated_tokens for record in self.workers())
+
     def queued(self) -> int:
         return sum(queue_depth_sync(self.redis, queue).jobs for queue in self._queues)
 

@@ -19,15 +19,11 @@ def impatient(scripted_service: LocalService) -> OpenAI:
     return OpenAI(base_url=f"{scripted_service.url}/v1", api_key="none", timeout=PATIENCE, max_retries=RETRIES)
 
 
-def generated(seen: Observer) -> float:
-    return sum(record.stats.generated_tokens for record in seen.workers())
-
-
-async def generated_so_far(seen: Observer) -> float:
+async def generated_so_far(seen: Observer) -> int:
     """With what ended just now, which is told with a heartbeat."""
     await seen.until_idle()
     await seen.until_heard()
-    return generated(seen)
+    return seen.generated()
 
 
 async def test_b07_of_a_clients_tries_one_runs_at_a_time(scripted_service: LocalService, impatient: OpenAI) -> None:
@@ -56,6 +52,6 @@ async def test_b07_a_key_makes_one_call_of_them(scripted_service: LocalService, 
         assert answer.choices[0].text == text
         assert answer.usage is not None
         assert answer.usage.completion_tokens * 0.05 > PATIENCE
-        await until(lambda: generated(seen) >= before + answer.usage.completion_tokens, 30, "the engine's count")  # type: ignore[union-attr]
-        assert generated(seen) - before == answer.usage.completion_tokens
+        await until(lambda: seen.generated() >= before + answer.usage.completion_tokens, 30, "the engine's count")  # type: ignore[union-attr]
+        assert seen.generated() - before == answer.usage.completion_tokens
         assert seen.redis.keys(f"{KEYS.prefix}:idempotency:*")

@@ -107,8 +107,8 @@ async def test_while_streaming(service: LocalService, client: httpx.AsyncClient,
 async def test_while_an_answer_is_written(service: LocalService, client: httpx.AsyncClient, seen: Observer) -> None:
     prompt = script("word ", repeat=2000, step_ms=20)
     waiting = asyncio.create_task(wants_an_answer(client, service.url, prompt, streams=False))
-    tokens = generated(seen)
-    await until(lambda: generated(seen) > tokens + 3, 20, "the first tokens")
+    tokens = seen.generated()
+    await until(lambda: seen.generated() > tokens + 3, 20, "the first tokens")
     await leave(waiting)
     await until(lambda: seen.running() == 0 and seen.permits() == 0, SOON, "a free slot")
     await seen.until_idle(SOON)
@@ -129,14 +129,10 @@ async def test_g12_time_that_is_over_ends_what_runs_and_what_waits(
         assert seen.running() == count  # nobody made room for it
         await until(lambda: seen.queued() == 0, SOON, "an empty queue")
     await seen.until_heard()
-    tokens = generated(seen)
+    tokens = seen.generated()
     running = await asyncio.gather(*(ask("runs ", 1.5) for _ in range(count)))
     await seen.until_idle(SOON)
-    await until(lambda: generated(seen) > tokens, 10, "word of what ran")
+    await until(lambda: seen.generated() > tokens, 10, "word of what ran")
     for answer in (waiting, *running):
         assert answer.status_code == 504
         assert answer.json() == {"error": "The request was not finished in time", "error_type": "timeout"}
-
-
-def generated(seen: Observer) -> int:
-    return sum(record.stats.generated_tokens for record in seen.workers())
